@@ -1,12 +1,10 @@
-"""The engine where programs by lot (test_engine_programs.py) do not come: very many operators, and
-what fails without a word of the budget."""
+"""The engine where programs by lot (test_engine_programs.py) do not come: very many operators,
+histories that are cut, and what fails without a word of the budget."""
 
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,42 +57,42 @@ def test_a_recomputation_that_multiplies_comes_to_an_end() -> None:
     run.check()
 
 
-def test_a_wide_fan_out_is_recorded_recomputed_and_forgotten() -> None:
-    run = engine(3000)
-    c = run.constant(BLOCK, 7)
-    (x,) = run.call(0, 5, [c], [], [BLOCK])
-    made = [run.call(name, 1, [x], [], [BLOCK])[0] for name in range(1, 2001)]
-    run.drop(x)
-    for storage in made[::2]:
-        assert run.evict(storage)
-    number = content_of(0, [7], 0)
-    assert [run.read(at) for at in made] == [content_of(i, [number], 0) for i in range(1, 2001)]
-    assert run.stats().rematerializations == 1001
-    for storage in made:
-        run.drop(storage)
-    assert (run.stats().values, run.stats().ops, run.live_bytes) == (0, 0, BLOCK)
+@pytest.mark.parametrize(
+    ("blocks", "steps", "most_before_a_cut"),
+    [
+        (1, 300, range(11, 17)),  # Of 512 bytes, as much as a record weighs.
+        (512, 1000, range(251, 258)),  # So many operators, whatever it weighs.
+    ],
+)
+def test_a_history_that_weighs_more_than_what_it_can_bring_back_is_cut(
+    blocks: int, steps: int, most_before_a_cut: range
+) -> None:
+    run = engine(8 * blocks + 2)
+    c = x = run.constant(blocks * BLOCK, 7)
+    number, most = 7, 0
+    for step in range(steps):
+        (y,) = run.call(step, 5, [x, c], [], [blocks * BLOCK])
+        number = content_of(step, [number, 7], 0)
+        if x != c:
+            run.drop(x)
+        x = y
+        run.cut_history(x)
+        most = max(most, run.stats().ops)
+    assert most in most_before_a_cut
+    assert run.read(x) == number
     run.check()
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda run, gone: run.read(gone),
-        lambda run, gone: run.drop(gone),
-        lambda run, gone: run.evict(gone),
-        lambda run, gone: run.freeze(gone),
-        lambda run, gone: run.resident(gone),
-        lambda run, gone: run.call(1, 1, [0, gone], [], [BLOCK]),
-    ],
-)
-def test_an_id_that_is_gone_is_named(act: Callable[[Any, int], object]) -> None:
-    run = engine(4)
-    run.constant(BLOCK, 7)
-    gone = run.constant(BLOCK, 8)
-    run.drop(gone)
-    with pytest.raises(ValueError, match="no storage has the id 1"):
-        act(run, gone)
-    assert (run.stats().values, run.live_bytes) == (0, BLOCK)
+def test_what_the_program_still_holds_is_no_history() -> None:
+    run = engine(2000)
+    c = x = run.constant(BLOCK, 7)
+    held = []
+    for step in range(1000):
+        (x,) = run.call(step, 5, [x, c], [], [BLOCK])
+        run.cut_history(x)
+        held.append(x)
+    assert run.stats().ops == 1000
+    assert all(run.evict(at) for at in held)
     run.check()
 
 

@@ -177,9 +177,10 @@ def test_every_remedy_of_a_program_whose_requests_fail_is_the_models(
     assert given_up > 10
 
 
-def test_every_victim_that_is_drawn_is_the_models() -> None:
+@pytest.mark.parametrize("heuristic", ["dtr", "tuned"])
+def test_every_victim_that_is_drawn_is_the_models(heuristic: str) -> None:
     """Operators of a few nanoseconds leave no time to look at all candidates."""
-    program = Program(50 * 2500, PRESETS["dtr"], with_model=True)
+    program = Program(50 * 2500, DECIDING[heuristic], with_model=True)
     run_random(program, random.Random(3), steps=500, size=2500, hold=80, longest=9, failing=True)
     program.end()
     assert program.model is not None

@@ -22,7 +22,6 @@ from dtr_alloc.runtime.heuristic import (
     resolve,
     resolve_live,
 )
-from tests.engine_harness.harness import EngineHarness
 
 NAN = float("nan")
 INF = float("inf")
@@ -59,11 +58,6 @@ def test_the_ablations_are_every_cost_with_and_without_size_and_staleness() -> N
     assert draws == ["none"]  # Nothing is left to score.
 
 
-def test_six_ablations_are_presets() -> None:
-    assert [ABLATIONS[name] for name in SAME] == [PRESETS[name] for name in SAME.values()]
-    assert not PRESETS.keys() & ABLATIONS.keys()
-
-
 def test_a_heuristic_has_the_name_of_its_preset_or_ablation() -> None:
     for name, heuristic in PRESETS.items():
         assert name_of(name) == name_of(heuristic) == name
@@ -79,12 +73,6 @@ def test_a_name_resolves_to_its_preset_or_ablation_and_a_heuristic_to_itself() -
         assert resolve(name) is heuristic
     mine = Heuristic(staleness_exp=0.5)
     assert resolve(mine) is mine
-
-
-def test_without_arguments_a_heuristic_is_the_papers() -> None:
-    given = Heuristic()
-    assert given == PRESETS["dtr"]
-    assert (*point(given), given.selection) == ("eqclass", 1, 1, 1, "sample")
 
 
 def test_the_default_of_a_scope_differs_from_the_papers_by_lineages_and_three_switches() -> None:
@@ -276,35 +264,3 @@ def test_the_native_heuristic_refuses_what_it_does_not_know(
 ) -> None:
     with pytest.raises(error):
         _core.Heuristic(**given)
-
-
-FLAT = Heuristic("none", cost_exp=0, size_exp=0, staleness_exp=0, selection="single")
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "b"),  # A tie: the last.
-        ({"cost_exp": 1}, "a"),  # 40 and 60
-        ({"cost_exp": 1, "neighbourhood": "eqclass"}, "b"),  # 40 + 100 and 60
-        ({"cost_exp": 1, "neighbourhood": "full"}, "b"),  # The same.
-        ({"cost_exp": 1, "neighbourhood": "ancestors"}, "a"),  # 40 and 60: c is there.
-        ({"cost_exp": 1, "neighbourhood": "lineage"}, "a"),
-        ({"size_exp": 1}, "a"),  # 2 blocks and 1
-        ({"size_exp": 1, "fragmentation": 1}, "b"),  # 2 + 1 and 1 + 1 + 11
-        ({"staleness_exp": 1}, "a"),
-        ({"recompute_penalty": 2}, "a"),  # b has been recomputed once.
-    ],
-)
-def test_every_field_reaches_the_engine(changes: dict[str, Any], expected: str) -> None:
-    run = EngineHarness(16 * 512, replace(FLAT, **changes)._native())
-    c = run.constant(512, 7)
-    (a,) = run.call(1, 40, [c], [], [2 * 512])
-    (missing,) = run.call(2, 100, [a], [], [512])
-    (b,) = run.call(3, 60, [c], [], [512])
-    run.evict(b)
-    run.read(b)
-    run.evict(missing)
-    run.take_evicted()
-    run.constant(12 * 512, 8)
-    assert run.take_evicted()[0] == {"a": a, "b": b}[expected]

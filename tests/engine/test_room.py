@@ -50,11 +50,6 @@ def evicted(result: SimulationResult) -> int:
     return result.evicted_bytes // BLOCK
 
 
-def test_pages_move_where_that_is_free_and_neighbours_go_where_it_is_dear() -> None:
-    assert evicted(scattered(move_ns=0)) == 0
-    assert evicted(scattered(move_ns=1_000_000)) == 2
-
-
 @pytest.mark.parametrize("cost", [1000, 50_000])
 def test_pages_are_dear_where_one_takes_more_than_a_tenth_of_computing_it(cost: int) -> None:
     """A value of four pages took `cost`. While nothing is recomputed, dear pages do not move."""
@@ -138,11 +133,6 @@ def test_nothing_is_evicted_where_what_was_let_go_left_the_bytes() -> None:
         assert session.stats().evictions == 0
         assert (float(made[0]), float(dear[0]), float(large[0])) == (3.0, 0.0, 7.0)
         del made, dear, large
-
-
-def test_what_moving_took_is_told() -> None:
-    assert scattered(move_ns=7).move_ns == MOVED * 7
-    assert scattered(move_ns=1_000_000).move_ns == 0
 
 
 def test_pages_that_the_budget_still_allows_need_not_move() -> None:

@@ -1,4 +1,4 @@
-"""The C++ scorer: every processor's version, every number of rows, and ties."""
+"""The C++ scorer: every processor's version, every number of rows, the reference's formula."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import torch
 
 from dtr_alloc.runtime.heuristic import Heuristic
 from tests.kernels import reference
-from tests.kernels.score_columns import EXTREMES, drawn, native_columns
+from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn, native_columns, ranking, select
 
 ROOT = Path(__file__).parents[2]
 CLOCK = 1 << 41
@@ -53,13 +53,37 @@ def test_without_powers_scores_are_the_formulas_to_the_bit(exponents: tuple[int,
                 torch.testing.assert_close(found, expected, rtol=1e-15, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("count", [1, 7, 300, 1000])
+def test_scores_ranking_and_victims_are_the_c_plus_plus_scorers() -> None:
+    columns = drawn(100_000, seed=1, clock=CLOCK)
+    rows = native_columns(columns)
+    assert len(HEURISTICS) == 32
+    request = int(columns.size.sum()) // 3000
+    for heuristic in HEURISTICS:
+        expected = torch.from_numpy(rows.scores(heuristic._native(), CLOCK))
+        found = reference.score(columns, heuristic, CLOCK)
+        assert torch.equal(found.isnan(), columns.evictable == 0)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+        order = ranking(found, columns.order)
+        assert torch.equal(order, ranking(expected, columns.order))
+        victims = select(found, columns.size, columns.order, request)
+        chosen = rows.victims(heuristic._native(), CLOCK, request)
+        assert victims.tolist() == chosen.tolist() == order[: len(victims)].tolist()
+        assert len(victims) > 1
+
+
+@pytest.mark.parametrize("name", EXTREMES)
 @pytest.mark.parametrize("epsilon", [0, 1])
-def test_among_equals_the_last_that_became_evictable_goes(count: int, epsilon: int) -> None:
-    columns = EXTREMES["all equal"](count, CLOCK)
-    request = int(columns.size[0]) * min(count, 5)
-    found = native_columns(columns).victims(Heuristic()._native(epsilon), CLOCK, request)
-    assert columns.order[found.tolist()].tolist() == list(range(count))[::-1][:5]
+def test_extremes_have_the_c_plus_plus_scorers_scores_and_victims(name: str, epsilon: int) -> None:
+    columns = EXTREMES[name](257, CLOCK)
+    rows = native_columns(columns)
+    for heuristic in HEURISTICS:
+        expected = reference.score(columns, heuristic, CLOCK, epsilon)
+        found = torch.from_numpy(rows.scores(heuristic._native(epsilon), CLOCK))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+        if name.startswith("all equal"):  # Vectors' powers of equal rows may differ in a last bit.
+            expected = expected.where(expected.isnan(), expected.nanmedian())
+        victims = select(expected, columns.size, columns.order, 1 << 62)
+        assert rows.victims(heuristic._native(epsilon), CLOCK, 1 << 62).tolist() == victims.tolist()
 
 
 def test_equal_quotients_that_round_differently_are_equal() -> None:

@@ -52,14 +52,6 @@ def stays(run: EngineHarness, small: int, blocks: int = 4) -> bool:
     return run.live_bytes == before
 
 
-def test_what_makes_something_larger_cheap_stays_when_it_is_dropped() -> None:
-    for heuristic, expected in ((WITH, True), (WITHOUT, False)):
-        run = engine(ROOM, heuristic)
-        after_an_eviction(run)
-        small, _ = small_and_whole(run)
-        assert stays(run, small) == expected
-
-
 @pytest.mark.parametrize(
     ("blocks", "cost", "whole_cost", "expected"),
     [
@@ -78,25 +70,6 @@ def test_a_stone_is_at_most_four_tenths_as_large_and_five_times_as_dear_a_byte(
     after_an_eviction(run)
     small, _ = small_and_whole(run, blocks, cost, 10, whole_cost)
     assert stays(run, small, blocks) == expected
-
-
-def test_a_stone_goes_with_the_last_value_that_it_stays_for() -> None:
-    run = engine(ROOM, WITH)
-    after_an_eviction(run)
-    small, whole = small_and_whole(run)
-    (other,) = run.call(3, 500, [small], [], [10 * BLOCK])
-    (little,) = run.call(4, 500, [small], [], [BLOCK])
-    assert stays(run, small)
-    before = run.live_bytes
-    run.drop(whole)
-    run.check()
-    assert before - run.live_bytes == 10 * BLOCK
-    run.drop(other)
-    run.check()
-    assert before - run.live_bytes == 24 * BLOCK
-    assert run.evict(little)
-    run.read(little)  # Its recipe is there.
-    run.check()
 
 
 def test_an_orphan_is_no_stone_and_a_stone_no_orphan() -> None:
@@ -292,39 +265,3 @@ def test_memory_of_a_stone_comes_back_when_what_it_stays_for_needs_it_no_more(le
 
 
 ELEMENTS = 1 << 14  # 64 KiB.
-
-
-def layers(x: torch.Tensor, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Each makes a few channels dearly, and joins them to all before it."""
-    joined, kept = x, []
-    for _ in range(number):
-        channels = joined
-        for _ in range(30):
-            channels = (channels * 1.5).sin()
-        joined = torch.cat([joined, channels[: ELEMENTS // 4].reshape(-1)])
-        kept.append(joined)
-    return kept, joined
-
-
-@pytest.mark.parametrize("heuristic", [WITH, PRESETS["foresight"]], ids=["stones", "foresight"])
-def test_results_and_books_are_right(heuristic: Any) -> None:
-    heuristic = replace(heuristic, stepping_stones=True)
-    x = torch.linspace(0, 1, ELEMENTS)
-    expected, _ = layers(x, 6)
-    with dtr_alloc.rematerialize(
-        12 * 4 * ELEMENTS, heuristic=heuristic, clock="logical", thrash_limit=0
-    ) as session:
-        parameter = torch.zeros(8)
-        optimizer = torch.optim.SGD([parameter], lr=0.1)
-        for _ in range(3):
-            kept, last = layers(x, 6)
-            session.check()
-            del last
-            for made, right in zip(reversed(kept), reversed(expected), strict=True):
-                assert torch.equal(made, right)
-                session.check()
-            while kept:
-                kept.pop()
-                session.check()
-            optimizer.step()
-        assert session.stats().evictions > 0

@@ -20,20 +20,16 @@ def two_and_room(x: Tensor) -> tuple[Tensor, Tensor, list[bool]]:
     return old, new, evicted
 
 
-def first_needed_first(x: Tensor) -> list[bool]:
-    """The older is needed first. Returns which are evicted before."""
+def first_needed_first(x: Tensor, newer: bool = False) -> list[bool]:
+    """The older, or the newer, of two is needed first. Returns which are evicted before."""
     old, new, evicted = two_and_room(x)
-    assert float((old * 2)[0]) == 2.0
-    assert float((new * 2)[0]) == 4.0
+    for value in (new, old) if newer else (old, new):
+        assert float((value * 2)[0]) == (4.0 if value is new else 2.0)
     return evicted
 
 
 def newer_needed_first(x: Tensor) -> list[bool]:
-    """The newer is needed first. Returns which are evicted before."""
-    old, new, evicted = two_and_room(x)
-    assert float((new * 2)[0]) == 4.0
-    assert float((old * 2)[0]) == 2.0
-    return evicted
+    return first_needed_first(x, newer=True)
 
 
 def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:

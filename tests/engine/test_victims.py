@@ -1,5 +1,5 @@
-"""Which value goes first where many are sampled, and what a long lineage costs. The rest of what
-decides is compared with a model, in test_engine_programs.py."""
+"""Which value goes first where many are sampled, what a long lineage costs, and what the simulator
+sees otherwise. The rest of what decides is compared with a model, in test_engine_programs.py."""
 
 import itertools
 import random
@@ -22,25 +22,6 @@ LINEAGE_COST_ONLY = replace(COST_ONLY, neighbourhood="lineage")
 
 
 # Samples
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_sampling_sees_the_free_bytes_on_either_side(side: str) -> None:
-    """Forty values have a hole beside them, and forty that were made later have none."""
-    run = EngineHarness(161 * BLOCK, replace(PRESETS["size"], fragmentation=1)._native())
-    pairs = []
-    for _ in range(40):
-        run.constant(BLOCK, 7)
-        pairs.append([run.call(name, 1, [], [], [BLOCK])[0] for name in range(2)])
-    run.constant(BLOCK, 7)
-    for name in range(40):
-        run.call(name, 1, [], [], [BLOCK])
-    beside = [pair.pop(side == "left") for pair in pairs]
-    for (dropped,) in pairs:
-        run.drop(dropped)
-    run.take_evicted()
-    run.constant(2 * BLOCK, 8)
-    assert run.take_evicted()[0] in beside
 
 
 def test_sampling_takes_the_best_of_the_root_of_all_candidates() -> None:
@@ -179,3 +160,53 @@ def test_a_view_that_is_attached_to_a_missing_value_is_in_the_lineages_of_its_re
     made += [call("", "filler", time=2), call("", "b", time=90), call("", "c", time=90)]
     view = call("a", "view", time=100, alias=0)
     assert evicted(log, 32, LINEAGE_COST_ONLY, *made, view) == [0, 3, 2]
+
+
+# Simulations
+
+
+def test_megengine_sees_a_right_hole_only_where_bytes_end_at_a_granule(log: Path) -> None:
+    """The older of two values has the hole at its right, the other at its left."""
+    published = replace(PRESETS["megengine_published"], selection="single", staleness_exp=0.01)
+    for size, goes in ((2 * BLOCK, 0), (2 * BLOCK - 24, 2)):
+        made = [call("", name, 10, size) for name in ("left", "between", "right")]
+        program = [*made, release("between"), call("", "big", 10, 4 * BLOCK)]
+        found = evicted(log, 6 * BLOCK, published, *program, mode="pool", remap=False)
+        assert found == [goes], size
+
+
+@pytest.mark.parametrize(("clock", "goes"), [("wall", 2), ("logical", 1)])
+def test_by_the_logical_clock_costs_are_bytes(log: Path, clock: str, goes: int) -> None:
+    """The last of three is made of a large one, so by bytes it is dear, by its time cheap."""
+    program = [
+        call("", "large", 1000, 8 * BLOCK),
+        call("", "slow", 1000, BLOCK),
+        call("large", "quick", 1, BLOCK),
+        call("", "next", 1, BLOCK),
+    ]
+    pool = {"mode": "pool", "remap": False, "clock": clock}
+    assert evicted(log, 10 * BLOCK, COST_ONLY, *program, **pool) == [goes]
+
+
+def test_of_very_many_orphans_the_last_are_looked_at(log: Path) -> None:
+    """Each eviction would else look at all that a long recomputation left behind."""
+    small = [call("", f"s{n}", memory=4) for n in range(256)]
+    names = [f"s{n}" for n in range(256)]
+    program = [call("", "large"), release("large"), *small, release(*names)]
+    new = call("", "new", memory=4)
+    first = replace(COST_ONLY, orphans_first=True)
+    assert evicted(log, 8 + 4 * 256, first, *program, new, policy="ignore") == [256]
+
+
+def test_an_orphan_goes_before_a_window_of_neighbours(log: Path) -> None:
+    block = 1 << 16
+    program = [
+        call("", "dear", time=1000, memory=block),
+        call("dear", "held", memory=block),
+        release("dear"),
+        call("", "new", memory=block),
+    ]
+    for orphans_first, victim in ((False, 1), (True, 0)):
+        heuristic = replace(COST_ONLY, selection="window", orphans_first=orphans_first)
+        found = evicted(log, 2 * block, heuristic, *program, policy="ignore", mode="pool")
+        assert found == [victim]

@@ -2,19 +2,20 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from dtr_alloc import Trace, simulate
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
-from dtr_alloc.runtime.trace.format import Call, Result
 from tests.engine_harness.harness import EngineHarness
 from tests.models.engine_model import Model
 from tests.models.modelled_values import Value, neighbourhood_cost, neighbours
 from tests.models.room_model import windows as windows_of
+from tests.support.engine_of_blocks import BLOCK
 from tests.support.engine_program import Program, run_random
+from tests.support.trace_lines import call, evicted
 
-BLOCK = 512
 WINDOW = Heuristic(neighbourhood="none", staleness_exp=0, selection="window")
 
 
@@ -72,42 +73,27 @@ def test_the_window_is_the_cheapest_of_all_runs(name: str, spare: int) -> None:
     assert looked > 40
 
 
-def test_what_the_pending_operator_reads_is_never_in_a_window() -> None:
+def evicted_from(
+    log: Path, costs: list[int], reads: str, selection: Literal["window", "single"] = "window"
+) -> list[int]:
+    """What goes from a pool that is full of blocks of these costs, for an operator of two."""
+    made = [call("", f"v{n}", cost, BLOCK) for n, cost in enumerate(costs)]
+    big = call(reads, "big", 1, 2 * BLOCK)
+    heuristic = replace(WINDOW, selection=selection)
+    return evicted(log, len(costs) * BLOCK, heuristic, *made, big, mode="pool", remap=False)
+
+
+def test_what_the_pending_operator_reads_is_never_in_a_window(log: Path) -> None:
     """The cheapest run for its result would be the two blocks of which it reads one."""
-    costs = [900, 800, 1, 1, 800, 900]
-    made = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in enumerate(costs)]
-    read = Call("read", ("v3",), (Result("big", 2 * BLOCK, -1),), 1)
-    result = simulate(
-        Trace((*made, read)),
-        len(costs) * BLOCK,
-        WINDOW,
-        mode="pool",
-        remap=False,
-        pin_outputs=False,
-        log_events=True,
-    )
-    assert result.status == "ok"
-    assert [tensor for tensor, event in result.events.tolist() if event == 1] == [1, 2]
+    assert evicted_from(log, [900, 800, 1, 1, 800, 900], "v3") == [1, 2]
 
 
-def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that() -> None:
+def test_the_window_evicts_what_is_needed_where_single_victims_evict_twice_that(log: Path) -> None:
     """Cheap and dear values alternate, but for two neighbours in the middle of the price. For two
     blocks the cheapest victims, one by one, are all four cheap ones before a hole appears."""
     costs = [10, 100, 10, 100, 10, 100, 10, 60, 60, 100]
-    places = list(enumerate(costs))
-
-    def evicted(selection: str) -> int:
-        calls = [Call("make", (), (Result(f"v{n}", BLOCK, -1),), cost) for n, cost in places]
-        trace = Trace((*calls, Call("big", (), (Result("big", 2 * BLOCK, -1),), 1)))
-        heuristic = replace(WINDOW, selection=selection)  # type: ignore[arg-type]
-        result = simulate(
-            trace, len(costs) * BLOCK, heuristic, mode="pool", remap=False, pin_outputs=False
-        )
-        assert result.status == "ok"
-        return result.evicted_bytes // BLOCK
-
-    assert evicted("window") == 2
-    assert evicted("single") >= 4
+    assert len(evicted_from(log, costs, "")) == 2
+    assert len(evicted_from(log, costs, "", "single")) >= 4
 
 
 def test_a_window_frees_what_the_budget_lacks_though_its_last_page_has_more() -> None:

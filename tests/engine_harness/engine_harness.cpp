@@ -4,7 +4,6 @@
 #include <chrono>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -67,13 +66,7 @@ std::uint64_t EngineHarness::content_of(std::uint64_t name,
   return number;
 }
 
-EngineHarness::Holder& EngineHarness::holder(Id id) const {
-  auto found = holders_.find(id);
-  if (found == holders_.end()) {
-    throw std::invalid_argument("no storage has the id " + std::to_string(id));
-  }
-  return *found->second;
-}
+EngineHarness::Holder& EngineHarness::holder(Id id) const { return *holders_.at(id); }
 
 EngineHarness::Content* EngineHarness::make(Bytes size, std::uint64_t number) {
   auto content = std::make_unique<Content>(Content{nullptr, number});

@@ -40,16 +40,8 @@ def is_plain(heuristic: Heuristic) -> bool:
 def least_of_tiles(
     columns: Columns, heuristic: Heuristic, clock: int, epsilon: int = 1, *, general: bool = True
 ) -> Tensor:
-    """The least score of each tile of rows.
-
-    Args:
-        columns, heuristic, clock, epsilon: as for `reference.score`.
-        general: whether to launch the version of the kernel for any heuristic. The other version is
-            for those that are plain.
-
-    Returns:
-        A float64 tensor of the shape (tiles,), of `ahead.TILE` rows each: infinite where no row of
-        the tile may go.
+    """The least score (`reference.score`) of each tile of `ahead.TILE` rows, float64: infinite if
+    none of them may go. `general`: by the kernel for any heuristic, not by the one for plain ones.
     """
     from dtr_alloc.kernels import _kernels
 

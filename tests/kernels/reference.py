@@ -14,31 +14,9 @@ from tests.kernels.columns import Columns
 
 
 def score(columns: Columns, heuristic: Heuristic, clock: int, epsilon: int = 1) -> Tensor:
-    """Scores of N candidates.
-
-    Args:
-        columns: the candidates.
-        heuristic: the parameters of the score.
-        clock: the present, in ns of the columns' last accesses.
-        epsilon: ns that are added to costs and to times since the last use: 1 live and 0 in the
-            paper's simulator.
-
-    Returns:
-        A float64 tensor of the shape (N,): not a number where a candidate may not go, infinite
-        where there is nothing to divide by.
-
-    Example:
-        >>> import torch
-        >>> from dtr_alloc import Heuristic
-        >>> one, zero = torch.tensor([2]), torch.tensor([0])
-        >>> columns = Columns(
-        ...     one, zero, zero, zero, one, zero, zero.int(), one.to(torch.uint8) - 1, zero
-        ... )
-        >>> score(columns, Heuristic(), clock=9)
-        tensor([0.1500], dtype=torch.float64)
-        >>> score(columns, Heuristic(size_exp=0), clock=9)
-        tensor([0.3000], dtype=torch.float64)
-    """
+    """Of N candidates: a float64 tensor of the shape (N,), not a number where one may not go, and
+    infinite where there is nothing to divide by. `epsilon` is added to costs and to times since the
+    last use, in ns as the clock: 1 live and 0 in the paper's simulator."""
     h = heuristic
 
     def power(base: Tensor, exponent: float) -> Tensor:

@@ -109,13 +109,6 @@ def ranking(scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     below, the rule is the reference simulator's: it scans from what became evictable first, keeps
     the least, and stops at a score of zero. So a zero ends a segment, segments go one after the
     other, and what is above zero goes after all of them.
-
-    Args:
-        scores: float, of the shape (N,).
-        order: int64, of the shape (N,); no two equal.
-
-    Returns:
-        int64 of the shape (candidates,).
     """
     by_order = torch.argsort(order)
     zero = (scores[by_order] == 0).long()
@@ -131,16 +124,8 @@ def ranking(scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def select(
     scores: torch.Tensor, size: torch.Tensor, order: torch.Tensor, request: int
 ) -> torch.Tensor:
-    """The victims: in the order of their eviction, until they have `request` bytes.
-
-    Args:
-        scores: float, of the shape (N,): as of `reference.score`.
-        size, order: the columns, of the shape (N,).
-        request: bytes.
-
-    Returns:
-        Their rows, int64 of the shape (victims,): all candidates where even they are too few.
-    """
+    """The rows of the victims, in the order of their eviction, until they have `request` bytes: all
+    candidates where even they are too few."""
     rows = ranking(scores, order)
     before = size[rows].cumsum(0) - size[rows]
     return rows[before < request]

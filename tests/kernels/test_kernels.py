@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,3 @@ def test_assembled_for_sm_90_it_reads_16_bytes_at_a_time_and_spills_nothing(
     assert (used["spills"], used["stack"]) == (0, 0)
     assert used["reg"] <= 64
     assert used["loads_of_128"] == {"plain": 4, "general": 6}[version]
-
-
-def test_columns_of_different_devices_are_refused() -> None:
-    columns = drawn(4, seed=3, clock=CLOCK)
-    with pytest.raises(ValueError, match="column cost is on meta, sizes are on cpu"):
-        replace(columns, cost=columns.cost.to("meta"))

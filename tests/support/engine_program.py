@@ -142,15 +142,8 @@ class Program:
         if model is None:
             return
         assert evicted == model.take_evicted()
-        assert (stats.evictions, stats.rematerializations) == (
-            model.evictions,
-            model.rematerializations,
-        )
-        assert (stats.clock, stats.base_cost, stats.remat_cost) == (
-            model.clock,
-            model.base_cost,
-            model.remat_cost,
-        )
+        for name in ("evictions", "rematerializations", "clock", "base_cost", "remat_cost"):
+            assert getattr(stats, name) == getattr(model, name), name
         assert (self.run.live_bytes, self.run.peak_bytes) == (model.pool.live(), model.pool.peak)
         assert (stats.values, stats.ops) == model.records()
         assert stats.evictable == sum(value.size for value in model.candidates)
