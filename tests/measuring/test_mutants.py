@@ -1,12 +1,14 @@
 """The rules that make faults by lot (tests/mutants): what each makes of a line, and which it leaves
-alone."""
+alone. And faults by hand fit today's sources."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import files_of_tests, where_now
+from tests.mutants.__main__ import files_of_tests
 from tests.mutants.faults import every, faults, of_file, once_missed, planted
+from tests.planted.__main__ import FAULTS
+from tests.planted.fault import Fault
 from tests.support.fences import ROOT
 
 
@@ -97,11 +99,13 @@ def test_files_of_every_folder_but_a_gpus_are_asked_whether_they_notice() -> Non
     assert asked >= folders - {"gpu", "documents"}
 
 
-def test_a_verdict_follows_a_test_that_moves_to_another_folder() -> None:
-    names = ["tests/swap/test_swap.py", "tests/live/test_steps.py"]
-    assert (
-        where_now("tests/test_swap.py::test_it[1-a]", names)
-        == "tests/swap/test_swap.py::test_it[1-a]"
-    )
-    assert where_now("tests/test_gone.py::test_it", names) == ""
-    assert where_now("", names) == ""
+# Faults by hand (tests/planted): planting them takes minutes, so few people do.
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_fits_one_place_of_its_source_and_names_a_test(fault: Fault) -> None:
+    for edit in fault.edits:
+        assert edit.source.endswith(".cpp"), "nothing compiles a header anew"
+        assert (ROOT / edit.source).read_text().count(edit.old) == 1, edit.source
+    file, _, name = fault.test.partition("::")
+    assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text()

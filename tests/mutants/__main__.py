@@ -44,12 +44,10 @@ from measurement import code, origin, provenance, write_json
 FOLDER = ROOT / "build/mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 NO_CODE = {  # Of the sources' texts, of documents and results; of builds; of other processes alone.
-    *("test_rooms.py", "test_locks.py", "test_troubleshooting.py", "test_planted_faults.py"),
-    "test_docs.py",
-    *("test_figures.py", "test_tables.py", "test_package.py", "test_perf_scripts.py"),
+    *("test_rooms.py", "test_locks.py", "test_troubleshooting.py", "test_docs.py", "report.py"),
+    *("test_figures.py", "test_package.py", "test_perf_scripts.py", "result_files.py"),
     *("test_examples.py", "test_gpu_script.py", "test_plan_scripts.py", "test_mutants.py"),
     *("test_cuda_compiles.py", "test_reference_data.py", "test_prove.py"),
-    *("test_gpu_largest_batch.py", "report.py", "result_files.py"),
 }
 LONGEST = 180.0  # Seconds of a test file, to be of use here.
 ENOUGH = 420.0  # Seconds of tests that let a fault pass.
@@ -233,13 +231,6 @@ def files_of_tests(root: Path) -> list[str]:
     )
 
 
-def where_now(noticed: str, names: list[str]) -> str:
-    """A test of an earlier run, in the folder where its file is now; empty if the file is gone."""
-    file, colons, test = noticed.partition("::")
-    found = [name for name in names if Path(name).name == Path(file).name]
-    return found[0] + colons + test if found else ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help=f"faults to draw, at most {MOST}")
@@ -270,7 +261,7 @@ def main() -> int:
     kept = options.out / "mutants.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     told: dict[str, list[str]] = {  # Each with the state that it is of.
-        key: [where_now(by, files), of]
+        key: [by if by.partition("::")[0] in files else "", of]
         for key, (by, of) in known.get("verdicts", {}).items()
         if (TREE / key.partition(": ")[0].partition(" (")[0]).exists()
     }

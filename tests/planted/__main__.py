@@ -1,12 +1,11 @@
-"""Does a test notice? Plants one fault in a copy of the sources and runs the test named
-for it, which must fail. A copy without a fault comes first, on which all those tests must pass.
-`make planted-faults`; minutes, since each fault is compiled.
+"""Does a test notice? Plants one fault in a copy of the sources and runs the test named for it,
+which must fail. A copy without a fault comes first, on which all those tests must pass. `make
+planted-faults`; minutes, since each fault is compiled.
 
-The faults are in the files beside this one. A file is changed by its text, so that a fault that no
-longer fits its source is an error and not a pass. Only the unit that includes that file is compiled
-(setup.py), by the command that built the extension; the rest is linked from there. Tests of the
-engine harness get one with the fault. The repository itself is not touched. Each core has a fault
-of its own.
+The faults are in faults.txt. A source is changed by its text, so that a fault that no longer fits
+is an error and not a pass. Only the unit that includes that file is compiled (setup.py), by the
+command that built the extension; the rest is linked from there. Tests of the engine harness get one
+with the fault. The repository itself is not touched. Each core has a fault of its own.
 """
 
 import os
@@ -22,16 +21,11 @@ from pathlib import Path
 import torch
 
 from tests.engine_harness.build import build_with, sources
-from tests.planted.engine_faults import ENGINE_FAULTS
-from tests.planted.fault import Fault
-from tests.planted.guess_faults import GUESS_FAULTS
-from tests.planted.live_faults import LIVE_FAULTS
-from tests.planted.pointer_faults import POINTER_FAULTS
-from tests.planted.swap_faults import SWAP_FAULTS
+from tests.planted.fault import Fault, faults
 
 ROOT = Path(__file__).parents[2]
 HARNESS = "_engine_harness.so"
-FAULTS = (*LIVE_FAULTS, *POINTER_FAULTS, *ENGINE_FAULTS, *SWAP_FAULTS, *GUESS_FAULTS)
+FAULTS = faults()
 
 sys.path.insert(0, str(ROOT / "perf/support"))
 
