@@ -3,7 +3,7 @@
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`. Nobody edits it by
 hand: this script writes it from perf/results, with a line below it that names the result, its
 commit and its machine. It takes a second, needs neither torch nor a build, and runs nothing.
-tests/documents/test_tables.py fails where a document has another table than this script writes.
+tests/documents/test_figures.py fails where a document has another table than this script writes.
 
     python perf/tables.py
 """

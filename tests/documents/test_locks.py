@@ -124,7 +124,3 @@ class Engine final : public Graph {
 def test_a_field_without_a_guard_is_noticed(group: str, told: str) -> None:
     (sentence,) = without_guard("Engine", EXAMPLE.replace("GROUP", group))
     assert sentence.startswith(told)
-
-
-def test_a_field_with_a_guard_is_left_alone() -> None:
-    assert without_guard("Engine", EXAMPLE.replace("GROUP", "// Guarded by: the turn")) == []

@@ -88,10 +88,6 @@ def test_a_compiled_part_that_does_not_load_is_quoted(tmp_path: Path) -> None:
     assert "file too short): build it again" in done.stderr
 
 
-def test_it_was_built_with_the_torch_that_is_here() -> None:
-    assert torch.__version__.split("+")[0] == _core.torch_version
-
-
 def test_nothing_named_kernels_or_runtime_is_installed_at_top_level(tmp_path: Path) -> None:
     done = own_process(
         "import dtr_alloc.kernels, dtr_alloc.runtime, importlib.util as u; "
@@ -111,15 +107,10 @@ def test_a_build_that_sees_no_torch_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_build_that_sees_no_compiler_says_what_to_install(tmp_path: Path) -> None:
     build = [sys.executable, str(ROOT / "setup.py"), "-q", "build_ext", "--build-lib", "lib"]
+    build += ["--build-temp", "temp"]
     for cxx, named in (("", "c++"), ("no-such-c++ -m64", "no-such-c++")):
-        done = subprocess.run(
-            [*build, "--build-temp", "temp"],
-            env={"PATH": str(tmp_path), "CXX": cxx},
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+        env = {"PATH": str(tmp_path), "CXX": cxx}
+        done = subprocess.run(build, env=env, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 1
         said = done.stderr.splitlines()[-1]  # Torch warns of ninja, which is not there either.
         assert said.startswith(f"dtr_alloc is compiled, and there is no {named}: install a C++20 ")

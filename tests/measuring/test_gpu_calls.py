@@ -38,12 +38,8 @@ CALLS = ((9.5, False, None), (3, True, None))  # In minutes; whether for what is
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "perf/gpu/run.py"), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, str(ROOT / "perf/gpu/run.py"), *arguments]
+    return subprocess.run(words, capture_output=True, text=True)
 
 
 # The order.

@@ -11,8 +11,11 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import driver_calls
+import largest
+import parts_speed
 import parts_tests
 import prepare
 import processes
@@ -37,18 +40,6 @@ def crashes(given: Work) -> None:
 # Reports.
 
 
-def test_a_later_call_adds_to_what_an_earlier_one_found(tmp_path: Path) -> None:
-    call(tmp_path, [part("one", finds(1))])
-    code, document = call(tmp_path, [part("two", finds(2))])
-    assert code == 0
-    assert [document["parts"][name]["call"] for name in ("one", "two")] == ["1", "2"]
-    assert document["parts"]["one"]["results"]["figure"]["value"] == 1
-    assert {"1", "2"} == set(document["calls"])
-    text = (tmp_path / "gpu.txt").read_text()
-    assert re.search(r"^one: done, .*, commit 0123456789ab$", text, re.M)
-    assert "2 us" in text
-
-
 def test_a_call_with_an_empty_folder_goes_on_from_the_results_it_is_given(tmp_path: Path) -> None:
     call(tmp_path / "kept", [part("one", finds(1))])
     _, document = call(
@@ -57,17 +48,22 @@ def test_a_call_with_an_empty_folder_goes_on_from_the_results_it_is_given(tmp_pa
     assert list(document["parts"]) == ["one", "two"]
 
 
-def test_a_part_that_runs_again_replaces_its_own_results_and_says_when(tmp_path: Path) -> None:
+def test_a_later_call_keeps_what_earlier_ones_found_and_replaces_what_runs_again(
+    tmp_path: Path,
+) -> None:
     call(tmp_path, [part("one", finds(1)), part("two", finds(2))])
-    _, document = call(tmp_path, [part("one", finds(7))])
+    code, document = call(tmp_path, [part("one", finds(7))])
+    assert (code, document["calls"].keys()) == (0, {"1", "2"})
     again, other = document["parts"]["one"], document["parts"]["two"]
-    assert again["results"]["figure"]["value"] == 7
-    assert again["call"] == "2"
+    assert (again["results"]["figure"]["value"], again["call"]) == (7, "2")
+    assert (other["results"]["figure"]["value"], other["call"]) == (2, "1")
     assert again["date"] >= other["date"]
-    assert other["results"]["figure"]["value"] == 2
     assert [(old["part"], old["results"]["figure"]["value"]) for old in document["replaced"]] == [
         ("one", 1)
     ]
+    text = (tmp_path / "gpu.txt").read_text()
+    assert re.search(r"^one: done, .*, commit 0123456789ab$", text, re.M)
+    assert "2 us" in text
 
 
 def test_a_part_that_crashes_leaves_the_others_whole(tmp_path: Path) -> None:
@@ -256,3 +252,48 @@ def test_the_probe_times_every_call_of_the_driver_and_gives_all_back(cuda: FakeC
     assert cuda.calls("cuMemCreate") == 4 + 2 * 2
     assert cuda.held() == {}
     assert cuda.faults() == []
+
+
+# The search for the largest batch that fits.
+
+
+def searched(fits: int, late_after: int = 100, most: int = 4096) -> tuple[Any, list[int]]:
+    tried: list[int] = []
+
+    def attempt(batch: int) -> str:
+        tried.append(batch)
+        return "fits" if batch <= fits else "out of memory"
+
+    return largest.search(attempt, 4, most, lambda: len(tried) >= late_after), tried
+
+
+@pytest.mark.parametrize("fits", [0, 1, 3, 4, 5, 31, 32, 33, 100, 1000])
+def test_the_largest_batch_is_found_to_a_sixteenth(fits: int) -> None:
+    found, tried = searched(fits)
+    assert found["ended"] == "found"
+    assert found["largest"] <= fits <= found["largest"] + max(1, found["largest"] // 16)
+    assert len(tried) == len(set(tried)) <= 16
+
+
+def test_a_search_whose_time_is_up_names_no_largest_batch() -> None:
+    found, _ = searched(100, late_after=3)
+    assert found == {"largest": None, "at_least": 16, "ended": "time was up"}
+    found["attempts"] = [{"batch": 16, "ended": "fits", "per_second": 9.0, "unit": "tokens"}]
+    assert parts_speed.largest(found) == "at least 16 (time was up), 9 tokens/s"
+
+
+def test_a_search_that_reaches_its_own_limit_says_so() -> None:
+    assert searched(10**6, most=64)[0] == {
+        "largest": None,
+        "at_least": 64,
+        "ended": "limit of the search",
+    }
+
+
+def test_the_line_of_a_largest_batch_says_what_stopped_the_next() -> None:
+    rows = [
+        {"batch": 8, "ended": "fits", "per_second": 10.0, "unit": "tokens"},
+        {"batch": 9, "ended": "thrash", "error": "..."},
+    ]
+    found = {"largest": 8, "at_least": 8, "ended": "found", "attempts": rows}
+    assert parts_speed.largest(found) == "     8, 10 tokens/s; at 9: thrash"

@@ -15,12 +15,8 @@ NOT_HERE = {
     "reference_parity.py": "needs the published logs; test_reference_parity.py runs it",
 }
 FOLDERS = ("choice", "cost", "memory", "paper", "peers", "simulate", "swap")
-IN_SECONDS = {
-    "adversary.py",
-    "eviction.py",
-    "memory_map.py",
-    "page_moves.py",
-}  # `make test-all` runs the rest.
+# `make test-all` runs the rest.
+IN_SECONDS = {"adversary.py", "eviction.py", "memory_map.py", "page_moves.py"}
 
 
 def scripts() -> list[object]:
@@ -35,14 +31,9 @@ def scripts() -> list[object]:
 @pytest.mark.parametrize("script", scripts())
 def test_a_script_runs_in_its_short_version(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.png" if script.name == "memory_map.py" else tmp_path
-    done = subprocess.run(
-        [sys.executable, str(script), "--quick", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "PYTHONSAFEPATH": ""},  # A script finds the others beside it.
-    )
+    command = [sys.executable, str(script), "--quick", "--out", str(out)]
+    env = os.environ | {"PYTHONSAFEPATH": ""}  # A script finds the others beside it.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode in (0, 1), done.stderr  # 1: a limit of speed was passed, say.
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) or out.exists(), "it wrote nothing"

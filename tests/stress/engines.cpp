@@ -84,32 +84,4 @@ void engine() {
   stress_machine(heuristic, Policy::kEager, 200);
 }
 
-void engine_harness() {
-  EngineHarness run(Bytes{256} << 10, Heuristic{});
-  std::vector<EngineHarness::Id> shared;
-  for (Number i = 0; i < 4; ++i) shared.push_back(run.constant(4096, i));
-  in_threads([&](int thread) {
-    Random random(thread);
-    std::vector<std::pair<EngineHarness::Id, Number>> own;
-    for (int round = 0; round < 2000; ++round) {
-      try {
-        Number name = random(), from = below(random, shared.size());
-        std::vector<EngineHarness::Id> made = run.call(name, 10ns, {shared[from]}, {}, {4096});
-        own.emplace_back(made[0], EngineHarness::content_of(name, {from}, 0));
-        std::size_t at = below(random, own.size());
-        if (run.read(own[at].first) != own[at].second) fail("a replay computed something else");
-        if (own.size() < 20) continue;
-        run.drop(own[at].first);
-        own[at] = own.back();
-        own.pop_back();
-      } catch (const std::bad_alloc&) {
-        run.drop(own.back().first);
-        own.pop_back();
-      }
-    }
-    for (auto& [id, number] : own) run.drop(id);
-  });
-  run.check();
-}
-
 }  // namespace dtr::stress

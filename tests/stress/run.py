@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("pool", "streams", "engine", "engine_harness")
+PARTS = ("pool", "streams", "engine")
 FOREIGN = re.compile(r"#include <(torch|ATen|c10|pybind11|Python|cuda)")
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",

@@ -7,8 +7,6 @@
 //     stress streams   the same on the fake driver, a stream for each thread (DTR_ALLOC_LIBCUDA)
 //     stress engine    threads compute, write in place, drop, evict and commit under one budget, with
 //                      each neighbourhood and each policy; operators run without the engine's lock
-//     stress engine_harness
-//                      the engine on addresses alone, called from threads
 //
 // Each block is filled with a number that only its holder knows, and read back: a block that two
 // threads share, or an operator that reads what is being written, ends the program with a sentence.
@@ -21,10 +19,8 @@
 
 int main(int count, char** arguments) {
   using namespace dtr;
-  const std::pair<const char*, void (*)()> parts[] = {{"pool", stress::pool},
-                                                      {"streams", stress::streams},
-                                                      {"engine", stress::engine},
-                                                      {"engine_harness", stress::engine_harness}};
+  const std::pair<const char*, void (*)()> parts[] = {
+      {"pool", stress::pool}, {"streams", stress::streams}, {"engine", stress::engine}};
   for (const auto& [name, run] : parts) {
     bool asked = count == 1;
     for (int i = 1; i < count; ++i) asked |= std::strcmp(arguments[i], name) == 0;

@@ -49,6 +49,5 @@ inline void in_threads(const std::function<void(int)>& work) {
 void pool();
 void streams();
 void engine();
-void engine_harness();
 
 }  // namespace dtr::stress
