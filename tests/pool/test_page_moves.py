@@ -1,15 +1,21 @@
-"""How pages of the host move: by the kernel's call for it, and where there is none."""
+"""Pages of the pool: how those of the host move, by a call of the kernel or without, and how the
+budget and limits bound them."""
 
 import ctypes
 import mmap
 import os
 import platform
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtr_alloc import _core, info
 from dtr_alloc.pool import Pool
@@ -228,3 +234,121 @@ def test_info_tells_whether_pages_move() -> None:
     assert told.startswith("by the kernel" if _core.host_pages_move() else "not possible")
     with switched_off():
         assert info.rows()["moving a page"].startswith("not possible")
+
+
+# Budgets and limits.
+
+
+def test_a_request_within_the_budget_is_served_by_pages_beyond_it_as_a_last_remedy() -> None:
+    pool = Pool(64 * KIB, "host", address_space=128 * KIB)
+    blocks = [pool.allocate(512) for _ in range(128)]
+    kept = blocks[::8]  # One on each page.
+    for address in set(blocks) - set(kept):
+        pool.free(address)
+    large = pool.allocate(56 * KIB)
+    write(large, 56 * KIB, 0xFF)
+    stats = pool.stats()
+    assert (stats.live, stats.committed) == (64 * KIB, 120 * KIB)
+    pool.check()
+
+    # Each page goes with the last block on it, until the limit is kept again.
+    for number, address in enumerate(kept[:14], 1):
+        pool.free(address)
+        assert pool.stats().committed == (120 - 4 * number) * KIB
+        pool.check()
+    assert holds_only(large, 56 * KIB, 0xFF)
+    pool.free(large)
+    assert pool.stats().committed == 64 * KIB
+    assert pool.stats().peak_committed == 120 * KIB
+
+
+@given(
+    budget=st.sampled_from([4 * KIB, 30_000, 130 * KIB, 300 * KIB]),
+    arena=st.sampled_from(["host", "virtual"]),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0, 512, 3000, 4096, 4608, 9000, 33 * KIB, 64 * KIB, 1 << 30]),
+            st.integers(0, 1000),
+            st.integers(0, 3),
+        ),
+        max_size=120,
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_asked_within_the_budget_is_served(
+    budget: int, arena: Literal["host", "virtual"], steps: list[tuple[int, int, int]]
+) -> None:
+    pool = Pool(budget, arena, address_space=2 * budget + 64 * MIB)
+    live: list[int] = []
+    for size, at, frees in steps:
+        for _ in range(min(frees, len(live))):
+            pool.free(live.pop(at % len(live)))
+        room = (budget - pool.stats().live) // 512 * 512
+        if room > 0:  # The largest size stands for all that is left.
+            live.append(pool.allocate(min(size, room)))
+        pool.check()
+    for address in live:
+        pool.free(address)
+    assert pool.stats().committed <= -(-budget // 4096) * 4096
+
+
+def test_trim_gives_the_pages_of_holes_back_to_the_machine() -> None:
+    pool = forty_pages(SMALL)
+    kept, _ = scatter(pool, SMALL)
+    assert pool.trim() == pool.stats().committed == resident(pool) == 20 * SMALL
+    assert all(holds_only(address, BLOCK * SMALL, i) for i, address in enumerate(kept))
+    assert pool.trim() == 0
+    for address in kept:
+        pool.free(address)
+    assert pool.trim() == 20 * SMALL
+    assert pool.stats().committed == resident(pool) == 0
+    pool.check()
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no such pages"
+)
+def test_the_tables_of_a_pool_take_small_pages_so_that_a_few_blocks_take_little_memory() -> None:
+    def small() -> int:
+        text = Path("/proc/self/smaps").read_text()
+        ranges = re.findall(r"^Size: +(\d+) kB$.*?^VmFlags: (.*?)$", text, re.M | re.S)
+        return sum(int(size) for size, flags in ranges if "nh" in flags.split())
+
+    before = small()
+    pool = Pool(1 << 30, "virtual")
+    assert small() > before
+    pool.check()
+
+
+# A limit below the budget
+
+
+def test_a_limit_below_the_budget_bounds_what_is_asked_from_then_on() -> None:
+    pool = Pool("64KiB", "virtual")
+    held = pool.allocate(48 << 10)
+    pool._core.set_limit(32 << 10)
+    assert pool.stats().budget == 32 << 10
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.allocate(512)
+    pool.free(held)
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.allocate((32 << 10) + 1)
+    pool.free(pool.allocate(32 << 10))
+    pool._core.set_limit(64 << 10)
+    pool.allocate(64 << 10)
+    pool.check()
+
+
+def test_a_limit_gives_pages_back_that_it_does_not_allow() -> None:
+    pool = Pool("64KiB", "virtual")
+    pool.free(pool.allocate(64 << 10))
+    assert pool.stats().committed == 64 << 10
+    pool._core.set_limit(16 << 10)
+    assert pool.stats().committed == 16 << 10
+    pool.check()
+
+
+@pytest.mark.parametrize("limit", [-1, (64 << 10) + 1])
+def test_a_limit_is_between_nothing_and_the_budget(limit: int) -> None:
+    with pytest.raises(ValueError, match="must be between 0 and its budget"):
+        Pool("64KiB", "virtual")._core.set_limit(limit)
