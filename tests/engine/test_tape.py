@@ -1,6 +1,7 @@
 """The tape: what the next uses of values are, as far as a program repeats itself."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import Heuristic
-from tests.support.taped_programs import ELEMENTS, Program, scope
+from tests.support.taped_programs import ELEMENTS, KINDS, Program, scope
+
+T = TypeVar("T")
 
 
 def two_and_room(x: Tensor) -> tuple[Tensor, Tensor, list[bool]]:
@@ -32,37 +35,36 @@ def newer_needed_first(x: Tensor) -> list[bool]:
     return first_needed_first(x, newer=True)
 
 
-def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
-    program, x = Program(), torch.zeros(ELEMENTS)
-    seen = []
-    with scope(2.5) as session:
-        for _ in range(3):
-            seen.append(first_needed_first(x))
+def steps(
+    *each: Callable[[Tensor], T], blocks: float = 2.5, heuristic: Heuristic = KINDS[0]
+) -> list[T]:
+    """What each step makes of one batch. All is checked after each."""
+    program, x, found = Program(), torch.zeros(ELEMENTS), []
+    with scope(blocks, heuristic) as session:
+        for step in each:
+            found.append(step(x))
             program.end_step()
             session.check()
-    assert seen == [[True, False], [False, True], [False, True]]
+    return found
+
+
+def test_what_is_needed_last_goes_first_in_a_step_that_repeats() -> None:
+    assert steps(*[first_needed_first] * 3) == [[True, False], [False, True], [False, True]]
 
 
 def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
-    program, x = Program(), torch.zeros(ELEMENTS)
-    with scope(2.5):
-        for _ in range(3):
-            assert newer_needed_first(x) == [True, False]
-            program.end_step()
+    assert steps(*[newer_needed_first] * 3) == [[True, False]] * 3
 
 
 def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
-    program, x = Program(), torch.zeros(ELEMENTS)
-    seen = []
-    with scope(2.5, Heuristic("none", next_use=True, selection="single")):
-        for _ in range(4):
-            old, new, evicted = two_and_room(x)
-            seen.append(evicted)
-            assert torch.equal(new, new)
-            assert torch.equal(old, old)
-            del old, new
-            program.end_step()
-    assert seen[1:] == [[True, False]] * 3
+    def step(x: Tensor) -> list[bool]:
+        old, new, evicted = two_and_room(x)
+        assert torch.equal(new, new)
+        assert torch.equal(old, old)
+        return evicted
+
+    single = Heuristic("none", next_use=True, selection="single")
+    assert steps(*[step] * 4, heuristic=single)[1:] == [[True, False]] * 3
 
 
 @pytest.mark.parametrize("neighbourhood", ["eqclass", "lineage", "full"])
@@ -71,24 +73,23 @@ def test_what_was_made_from_a_value_is_in_its_need_and_costs_nothing_beside_it(
 ) -> None:
     """`one` costs two blocks, and something missing was made from it; `other` costs three. Their
     next uses are far away, and nearly as far."""
-    program, x, y = Program(), torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
-    seen = []
-    with scope(2.5, Heuristic(neighbourhood, next_use=True, selection="single")) as session:
-        for _ in range(3):
-            one = x + 1
-            made = one + 1
-            dtr_alloc.evict(made)
-            other = x + y
-            filler = x + 3
-            seen.append([dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)])
-            del filler
-            for _ in range(20):
-                x + 3
-            assert [float((value * 2)[0]) for value in (one, other, made)] == [2.0, 2.0, 4.0]
-            del one, made, other
-            program.end_step()
-            session.check()
-    assert seen[1:] == [[True, False]] * 2
+    y = torch.ones(ELEMENTS)
+
+    def step(x: Tensor) -> list[bool]:
+        one = x + 1
+        made = one + 1
+        dtr_alloc.evict(made)
+        other = x + y
+        filler = x + 3
+        evicted = [dtr_alloc.is_evicted(one), dtr_alloc.is_evicted(other)]
+        del filler
+        for _ in range(20):
+            x + 3
+        assert [float((value * 2)[0]) for value in (one, other, made)] == [2.0, 2.0, 4.0]
+        return evicted
+
+    heuristic = Heuristic(neighbourhood, next_use=True, selection="single")
+    assert steps(*[step] * 3, heuristic=heuristic)[1:] == [[True, False]] * 2
 
 
 def test_what_was_made_from_a_value_counts_again_once_the_tape_is_given_up() -> None:
@@ -110,11 +111,7 @@ def test_what_was_made_from_a_value_counts_again_once_the_tape_is_given_up() -> 
 
 
 def test_without_the_tape_what_was_used_first_goes_first() -> None:
-    program, x = Program(), torch.zeros(ELEMENTS)
-    with scope(2.5, Heuristic()):
-        for _ in range(3):
-            assert first_needed_first(x) == [True, False]
-            program.end_step()
+    assert steps(*[first_needed_first] * 3, heuristic=Heuristic()) == [[True, False]] * 3
 
 
 def test_a_step_that_differs_is_followed_no_further() -> None:
@@ -147,34 +144,24 @@ def test_a_batch_of_another_length_is_foretold_from_one_before() -> None:
 
 def test_of_tapes_in_the_same_order_that_of_the_same_length_is_followed() -> None:
     """A step as long as the first, after one that was shorter and used the newer result first."""
-    program, x = Program(), torch.zeros(ELEMENTS)
-    with scope(2.5):
-        for _ in range(2):
-            first_needed_first(x)
-            program.end_step()
-        short = x[: int(0.9 * ELEMENTS)]
-        for _ in range(2):
-            newer_needed_first(short)
-            program.end_step()
-        assert first_needed_first(x) == [False, True]
+
+    def short(x: Tensor) -> list[bool]:
+        return newer_needed_first(x[: int(0.9 * ELEMENTS)])
+
+    each = [first_needed_first, first_needed_first, short, short, first_needed_first]
+    assert steps(*each)[-1] == [False, True]
 
 
 def test_one_that_began_alike_is_followed_instead() -> None:
-    program, x = Program(), torch.zeros(ELEMENTS)
-
-    def step(other: bool) -> list[bool]:
-        y = (x + 1).exp()
-        if other:
-            y = (y[: ELEMENTS // 2] + 1).sin()
-        del y
+    def usual(x: Tensor) -> list[bool]:
+        (x + 1).exp()
         return first_needed_first(x)
 
-    with scope(2.5) as session:
-        for other in (False, True, False, False, True, True, False):
-            evicted = step(other)
-            program.end_step()
-            session.check()
-    assert evicted == [False, True]
+    def other(x: Tensor) -> list[bool]:
+        ((x + 1).exp()[: ELEMENTS // 2] + 1).sin()
+        return first_needed_first(x)
+
+    assert steps(usual, other, usual, usual, other, other, usual)[-1] == [False, True]
 
 
 def test_steps_that_take_turns_are_foretold_from_their_first_operator() -> None:
@@ -195,16 +182,13 @@ def test_steps_that_take_turns_are_foretold_from_their_first_operator() -> None:
 
 def test_a_rare_step_does_not_change_what_the_usual_ones_are_foretold_by() -> None:
     """One that begins with a validation: the same operators, whose results nobody reads."""
-    program, x = Program(), torch.zeros(ELEMENTS)
-    seen = []
-    with scope(2.5) as session:
-        for validates in (False, False, False, True, False, False, False, True, False, False):
-            for trains in (False, True) if validates else (True,):
-                evicted = newer_needed_first(x) if trains else two_and_room(x)[-1]
-            seen.append(evicted)
-            program.end_step()
-            session.check()
-    assert seen[5:] == [[True, False]] * 5
+
+    def rare(x: Tensor) -> list[bool]:
+        two_and_room(x)
+        return newer_needed_first(x)
+
+    usual = [newer_needed_first]
+    assert steps(*usual * 3, rare, *usual * 3, rare, *usual * 2)[5:] == [[True, False]] * 5
 
 
 def test_a_program_without_steps_is_not_foretold() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic
 from tests.engine_harness.harness import EngineHarness
 from tests.models.engine_model import Model
-from tests.models.modelled_values import Value, neighbourhood_cost, neighbours
+from tests.models.modelled_values import Value, classes_cost, neighbourhood_cost
 from tests.models.room_model import windows as windows_of
 from tests.support.engine_of_blocks import BLOCK
 from tests.support.engine_program import Program, run_random
@@ -30,8 +30,7 @@ def run_score(model: Model, values: list[Value]) -> float:
             own += neighbourhood_cost(model.heuristic.neighbourhood, value)
         cost += own * h.recompute_penalty**value.recomputes
     if h.neighbourhood == "eqclass":
-        around = {n.evicted_class for value in values for n in neighbours(value) if n.evicted_class}
-        cost += sum(shared.cost for shared in around)
+        cost += classes_cost(values)
     bytes_ = sum(value.size for value in values)
     stale = sum(value.size * (model.clock - value.last_access) for value in values) / bytes_
     return float((cost + 1) ** h.cost_exp / (stale + 1) ** h.staleness_exp)

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,19 +63,7 @@ class EngineHarness:
     def content_of(name: int, inputs: list[int], result: int) -> int: ...
 
 class ScoreColumns:
-    def __init__(
-        self,
-        *,
-        size: npt.NDArray[np.int64],
-        free_left: npt.NDArray[np.int64],
-        free_right: npt.NDArray[np.int64],
-        last_access: npt.NDArray[np.int64],
-        cost: npt.NDArray[np.int64],
-        neighbourhood: npt.NDArray[np.int64],
-        recomputes: npt.NDArray[np.int32],
-        evictable: npt.NDArray[np.uint8],
-        order: npt.NDArray[np.uint64],
-    ) -> None: ...
+    def __init__(self, **columns: npt.NDArray[Any]) -> None: ...
     def scores(self, heuristic: Heuristic, clock: int) -> npt.NDArray[np.float64]: ...
     def time_choices(
         self, heuristic: Heuristic, clock: int, times: int, by_row: bool, image: str = ""

@@ -26,7 +26,7 @@ from dtr_alloc.runtime.trace.format import Annotate, Call, Instruction, Release,
 from tests.simulate.test_simulate import story
 from tests.simulate.test_simulate_model import random_trace
 from tests.support.fences import ROOT
-from tests.support.trace_lines import Line, call, load, release
+from tests.support.trace_lines import Line, call, load, mutate, release
 
 MIB, MS = 1 << 20, 1_000_000
 LINK = Link(1000 * MIB)
@@ -46,22 +46,35 @@ def untracked(name: str, args: str = "", ms: int = 1) -> list[Line]:
     return [{**line, "memory": [f"a{MIB}"], "blocks": [0], "tracked": [0]}, *rest]
 
 
+def write(name: str, tracked: int) -> list[Line]:
+    return [{**line, "tracked": [tracked]} for line in mutate(name, 0)]
+
+
 def three(ms: int) -> list[list[Line]]:
     """Room for two: a goes for c, and is read at the end."""
     return [made("a", ms=ms), made("b"), made("c"), release("b", "c"), made("d", "a")]
 
 
-def test_what_is_dear_goes_over_the_link_and_comes_back(log: Path) -> None:
-    result = run(log, 2, *three(ms=50), heuristic="lru", pin_outputs=False)
-    assert (result.status, result.rematerializations, result.reloads) == ("ok", 0, 1)
-    assert (result.swapped_out_bytes, result.swapped_in_bytes) == (MIB, MIB)
-    assert (result.waited_ns, result.total_compute) == (2 * MS, result.base_compute + 2 * MS)
+SLOW = Link(LINK.bytes_per_second, latency_ns=MS // 2)
 
 
-def test_what_is_cheap_is_recomputed(log: Path) -> None:
-    result = run(log, 2, *three(ms=1), heuristic="lru", pin_outputs=False)
-    assert (result.status, result.rematerializations, result.reloads) == ("ok", 1, 0)
-    assert (result.waited_ns, result.total_compute) == (0, result.base_compute + MS)
+@pytest.mark.parametrize(
+    ("ms", "rules", "again", "reloads", "waited_ms"),
+    [
+        (50, {}, 0, 1, 2),  # What is dear goes over the link and comes back.
+        (50, {"link": SLOW}, 0, 1, 3),  # Each transfer waits for the latency.
+        (1, {}, 1, 0, 0),  # What is cheap is recomputed.
+        (1, {"leave_by": "swap"}, 0, 1, 2),
+    ],
+)
+def test_what_goes_comes_back_as_is_cheaper(
+    log: Path, ms: int, rules: dict[str, Any], again: int, reloads: int, waited_ms: int
+) -> None:
+    result = run(log, 2, *three(ms), heuristic="lru", pin_outputs=False, **rules)
+    assert (result.status, result.rematerializations, result.reloads) == ("ok", again, reloads)
+    assert result.swapped_out_bytes == result.swapped_in_bytes == reloads * MIB
+    assert result.waited_ns == waited_ms * MS
+    assert result.total_compute - result.base_compute == (waited_ms + again * ms) * MS
 
 
 def test_what_is_missing_behind_a_tensor_counts(log: Path) -> None:
@@ -93,15 +106,7 @@ def test_what_no_operator_can_make_goes_over_the_link(log: Path) -> None:
 
 
 def test_what_is_written_in_place_must_be_written_to_the_other_side_again(log: Path) -> None:
-    write = {
-        "INSTRUCTION": "MUTATE",
-        "NAME": "add_",
-        "ARGS": ["a"],
-        "MUTATE": [0],
-        "TIME": "1",
-        "tracked": [0],
-    }
-    more = [made("b"), made("c"), release("b", "c"), [write]]
+    more = [made("b"), made("c"), release("b", "c"), write("a", tracked=0)]
     again = [made("e"), made("f"), release("e", "f"), made("g", "a")]
     result = run(log, 2, untracked("a"), *more, *again, heuristic="lru", pin_outputs=False)
     assert (result.status, result.reloads, result.swapped_out_bytes) == ("ok", 2, 2 * MIB)
@@ -111,9 +116,8 @@ def test_recipes_read_what_was_there_before_a_write_in_place(log: Path) -> None:
     """x is moved, y was made from it, and x is written. From then on y costs its own millisecond
     and the way back of the old x, which is as much as its own two ways: it goes over the link. Were
     x and what it became one tensor, y would be made from that."""
-    write = {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x"], "MUTATE": [0], "TIME": "1"}
     parts = [made("x", ms=50), made("y", "x"), made("p"), made("q"), release("p", "q")]
-    more = [[{**write, "tracked": [1]}], made("r"), made("s"), release("r", "s"), made("z", "y")]
+    more = [write("x", tracked=1), made("r"), made("s"), release("r", "s"), made("z", "y")]
     result = run(log, 3, *parts, *more, heuristic="lru", pin_outputs=False)
     assert story(result) == "-0 x2 x3 -1 x5 x6"
     assert (result.status, result.rematerializations, result.reloads) == ("ok", 0, 2)
@@ -134,17 +138,6 @@ def test_with_drop_alone_a_link_changes_nothing(log: Path) -> None:
     dropped = run(log, 2, *three(ms=50), leave_by="drop")
     assert story(dropped) == story(without)
     assert (dropped.waited_ns, dropped.reloads) == (0, 0)
-
-
-def test_with_swap_alone_nothing_is_recomputed(log: Path) -> None:
-    result = run(log, 2, *three(ms=1), leave_by="swap", heuristic="lru", pin_outputs=False)
-    assert (result.status, result.rematerializations, result.reloads) == ("ok", 0, 1)
-
-
-def test_each_transfer_waits_for_the_latency(log: Path) -> None:
-    slow = Link(LINK.bytes_per_second, latency_ns=MS // 2)
-    result = run(log, 2, *three(ms=50), link=slow, heuristic="lru", pin_outputs=False)
-    assert result.waited_ns == 3 * MS
 
 
 def step_of_short_lives(number: int) -> list[Instruction]:
@@ -184,8 +177,7 @@ def test_in_random_programs_the_sums_are_right(leave_by: Any) -> None:
         sizes, times = small.tensor_size * MIB, small.op_cost * 100
         grown = Simulator(replace(small, tensor_size=sizes, op_cost=times))
         result = grown.run(
-            Share(0.5, whole=True),
-            Rules("dtr", link="100TB/s", leave_by=leave_by, thrash=None),
+            Share(0.5, whole=True), Rules("dtr", link="100TB/s", leave_by=leave_by, thrash=None)
         )
         if result.status != "ok":
             continue
@@ -234,12 +226,9 @@ def test_what_is_no_link_is_refused(rules: dict[str, Any], message: str) -> None
         Rules(**{"mode": "pool", **rules})
 
 
-def test_a_part_of_a_nanosecond_is_no_latency() -> None:
+def test_a_number_is_no_link_and_a_part_of_a_nanosecond_no_latency() -> None:
     with pytest.raises(TypeError, match="give integers"):
         Link(10**9, 0.5)  # type: ignore[arg-type]
-
-
-def test_a_number_is_no_link() -> None:
     with pytest.raises(TypeError, match="link 50 is neither a Link nor a text"):
         Rules(mode="pool", link=50)  # type: ignore[arg-type]
 

@@ -96,11 +96,13 @@ def test_a_step_takes_what_it_takes_without_a_budget_and_what_is_run_again() -> 
     assert tight.slowdown == pytest.approx((5 + 1) / 4, rel=1e-3)  # The search takes us.
 
 
-def test_operators_count_at_the_pace_that_the_program_had() -> None:
-    profile = profile_of(3)
-    slower = replace(profile, kernel_ratio=2.0)
-    found = Forecast(slower).predict(2 * KIB)
-    assert found.slowdown == pytest.approx((5 + 2) / 4, rel=1e-3)
+@pytest.mark.parametrize(("pace", "around_s", "again_s"), [(2.0, 0, 2), (1.0, 0.5, 1.5)])
+def test_what_is_run_again_takes_the_programs_pace_and_what_is_around_it(
+    pace: float, around_s: float, again_s: float
+) -> None:
+    profile = replace(profile_of(3), kernel_ratio=pace)
+    found = Forecast(profile, around_ns=around_s * SECOND).predict(2 * KIB)
+    assert found.slowdown == pytest.approx((5 + again_s) / 4, rel=1e-3)
 
 
 def test_decisions_follow_what_a_round_measured_and_times_the_least_of_all() -> None:
@@ -200,11 +202,6 @@ def test_the_suggestion_names_the_folder_that_a_swap_needs(
 def test_a_swap_where_temporary_files_lie_needs_no_name(folder: Path) -> None:
     made = plan_of(profile_of(3), ["90%"], 1.3, link=Link(10**9))
     assert f', swap="{short_size(PEAK)}")' in suggestion(made, 1.3)
-
-
-def test_what_a_rematerialization_takes_beyond_its_operator_is_added() -> None:
-    found = Forecast(profile_of(3), around_ns=SECOND / 2).predict(2 * KIB)
-    assert found.slowdown == pytest.approx((5 + 1 + 0.5) / 4, rel=1e-3)
 
 
 def test_without_plain_torch_a_slowdown_is_against_no_budget() -> None:

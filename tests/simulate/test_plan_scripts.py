@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -54,6 +55,19 @@ def script_with_scope(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(f"{body}with dtr_alloc.rematerialize('1KiB') as session:\n{loop}")
     return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What is asked of a profile, which is then the known program's."""
+    asked: list[tuple[object, ...]] = []
+
+    def profile(path: str, args: list[str], *rest: object, module: bool) -> Profile:
+        asked.append((path, args, *rest[:3]))
+        return profile_of(3, eager_s=5.0 if args == ["--batch=512"] else 4.0)
+
+    monkeypatch.setattr(profiling, "profile_script", profile)
+    return asked
 
 
 def run_in_this_process(
@@ -142,20 +156,12 @@ def test_operators_that_a_script_vouches_for_are_recorded_in_its_profile(
 
 
 def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
-    monkeypatch: pytest.MonkeyPatch, script: Path
+    asked: list[Any], script: Path
 ) -> None:
-    asked = []
-
-    def profile(path: str, args: list[str], *rest: object, module: bool) -> Profile:
-        asked.append((path, args, rest[:3]))
-        return profile_of(3, eager_s=4.0 if args == ["--batch=64"] else 5.0)
-
-    monkeypatch.setattr(profiling, "profile_script", profile)
     words = ["--batches", "64,512", "--slowdown", "1.3", "--rounds", "2"]
     done = CliRunner().invoke(main, ["plan", *words, str(script), "--batch={batch}"])
     assert done.exit_code == 0, done.output
-    rest = (4, 2, None)
-    assert asked == [(str(script), [f"--batch={n}"], rest) for n in (64, 512)]
+    assert asked == [(str(script), [f"--batch={n}"], 4, 2, None) for n in (64, 512)]
     header, *lines = done.stdout.splitlines()
     assert header.split()[:3] == ["batch", "budget", "peak"]
     assert lines[0].split() == ["64", "none", "3.5", "KiB", "1.25", "5,000.0", "0", "0", "13"]
@@ -167,9 +173,8 @@ def test_the_command_profiles_each_batch_and_names_the_budget_to_take(
 
 
 def test_the_command_names_the_folder_for_the_swap(
-    monkeypatch: pytest.MonkeyPatch, script: Path, folder: Path
+    asked: list[Any], script: Path, folder: Path
 ) -> None:
-    monkeypatch.setattr(profiling, "profile_script", lambda *_, **__: profile_of(3))
     words = ["--link", "2GB/s", "--swap-dir", str(folder), "--slowdown", "1.3"]
     done = CliRunner().invoke(main, ["plan", *words, str(script)])
     assert done.exit_code == 0, done.output
@@ -272,19 +277,12 @@ def test_what_no_plan_can_follow_is_told_in_a_sentence(
 
 
 def test_what_stands_behind_the_script_is_the_scripts_and_a_line_says_so(
-    monkeypatch: pytest.MonkeyPatch, script: Path
+    asked: list[Any], script: Path
 ) -> None:
-    asked = []
-
-    def profile(path: str, args: list[str], *rest: object, module: bool) -> Profile:
-        asked.append((args, rest[:2]))
-        return profile_of(3)
-
-    monkeypatch.setattr(profiling, "profile_script", profile)
     words = ["plan", "--slowdown", "1.3", str(script), "--rounds=1", "--hidden", "7", "--json"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0
-    assert asked == [(["--rounds=1", "--hidden", "7", "--json"], (4, 3))]
+    assert asked == [(str(script), ["--rounds=1", "--hidden", "7", "--json"], 4, 3, None)]
     assert done.stderr.splitlines()[0] == (
         f"--rounds, --json behind {script} is {script}'s; ours stands before it"
     )

@@ -1,8 +1,11 @@
-"""The simulator against a naive one, on random logs: every heuristic, decision by decision."""
+"""The simulator against a naive one, every heuristic, decision by decision: on random logs and on
+traces of real programs. The model is written from the paper's text and shares only the reading of a
+log."""
 
 import graphlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -276,3 +279,71 @@ def test_no_run_passes_its_budget_and_the_same_run_comes_to_the_same(
     if result.status == "ok":
         ran_once = sum(simulator.schedule.op_cost.tolist())
         assert result.total_compute >= ran_once == result.base_compute
+
+
+# The traces of perf/traces, which anyone has. The paper's own logs are not in this repository
+# (test_reference_parity.py needs them). The model walks exact neighbourhoods, a quarter of a minute
+# a run: so heuristics that score by these see the first lines of a trace here, and whole traces in
+# the slow tests, which have the four large traces, too.
+
+
+TRACES = Path(__file__).parents[2] / "perf" / "traces"
+SMALL_TRACES = ("resnet32", "transformer", "unet", "unrolled_gan")
+LARGE_TRACES = ("densenet", "inception", "lstm", "treelstm")
+QUICK_HEURISTICS = ("dtr", "dtr_local", "lru", "size", "eqclass_stale")
+REGION_HEURISTICS = ("dtr_full", "e_star", "msps")
+SHARES = (0.8, 0.6, 0.4, 0.2)
+"""Budgets, of the peak without one. At the least of them runs fail, and must fail alike."""
+
+
+def trace_of(name: str, lines: int | None = None) -> Trace:
+    """The first instructions of a trace, or all."""
+    return Trace(Trace.load(TRACES / f"{name}.log.gz").instructions[:lines])
+
+
+def evicted_of(result: SimulationResult, storages: set[int]) -> list[int]:
+    """What lost its content, in order; views go with their storage and are left out."""
+    return [one for one, event in result.events.tolist() if event > 0 and one in storages]
+
+
+def compare(trace: Trace, heuristics: tuple[str, ...]) -> list[SimulationResult]:
+    """Runs both at each budget, and returns the simulator's results."""
+    simulator = Simulator(trace)
+    storages = {one for one, alias in enumerate(simulator.schedule.tensor_alias) if alias < 0}
+    results = []
+    for name in heuristics:
+        for share in SHARES:
+            budget = int(simulator.baseline.peak_bytes * share)
+            found = simulator.run(budget, Rules(name, mode="bytes", thrash=2.0, log_events=True))
+            model = SimulationModel(
+                simulator.schedule, budget, HEURISTICS[name], int(simulator.baseline.compute)
+            )
+            model.run()
+            assert figures(found) == figures(model), (name, share)
+            assert evicted_of(found, storages) == model.evicted, (name, share)
+            results.append(found)
+    return results
+
+
+@pytest.mark.parametrize("trace", SMALL_TRACES)
+def test_a_run_of_a_real_trace_is_that_of_the_model(trace: str) -> None:
+    results = compare(trace_of(trace), QUICK_HEURISTICS)
+    assert {one.status for one in results} >= {"ok", "thrash"}
+    assert any(one.status == "ok" and one.rematerializations for one in results)
+
+
+@pytest.mark.parametrize("trace", SMALL_TRACES)
+def test_the_begin_of_a_real_trace_is_that_of_the_model_where_regions_score(trace: str) -> None:
+    assert any(one.rematerializations for one in compare(trace_of(trace, 600), REGION_HEURISTICS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", LARGE_TRACES)
+def test_a_run_of_a_large_trace_is_that_of_the_model(trace: str) -> None:
+    compare(trace_of(trace), QUICK_HEURISTICS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", SMALL_TRACES)
+def test_a_run_of_a_real_trace_is_that_of_the_model_where_regions_score(trace: str) -> None:
+    compare(trace_of(trace), REGION_HEURISTICS)
