@@ -1,9 +1,5 @@
 """FSDP2 frees a layer's parameters between its passes: what was computed from them can be
-recomputed while they are gathered, and stays in memory where it may be needed at other times.
-
-test_sharded_versions.py changes the parameters meanwhile; test_sharded.py has two
-processes.
-"""
+recomputed while they are gathered, and stays in memory where it may be needed at other times."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -74,9 +70,17 @@ def test_an_fsdp_without_one_of_the_names_is_told(monkeypatch: pytest.MonkeyPatc
         assert "has no to_unsharded: recipes keep copies" in session.summary()
 
 
+IN_FEWER_BITS = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("share", [0.7, 0.5])
 def test_layers_are_recomputed_while_their_parameters_are_gathered(share: float) -> None:
     assert_exact(share)
+
+
+@pytest.mark.parametrize("options", [{"mp_policy": IN_FEWER_BITS}, {"reshard_after_forward": 1}])
+def test_they_may_be_gathered_in_fewer_bits_or_from_a_part_of_the_processes(options: Any) -> None:
+    assert_exact(0.6, **options)
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
@@ -146,10 +150,6 @@ STEPS: dict[str, tuple[float, Step]] = {
 @pytest.mark.parametrize(("share", "loss_of"), STEPS.values(), ids=STEPS)
 def test_a_program_trains_exactly_that(share: float, loss_of: Step) -> None:
     assert_exact(share, loss_of)
-
-
-def test_parameters_may_be_gathered_in_fewer_bits() -> None:
-    assert_exact(0.6, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 
 
 def test_what_is_read_outside_of_its_layer_stays_in_memory() -> None:
@@ -323,10 +323,6 @@ def test_an_interrupt_while_a_layer_is_recomputed_reaches_the_program() -> None:
         interrupts[0] = False
         taken.clear()
         del loss
-
-
-def test_parameters_may_be_gathered_from_a_part_of_the_processes() -> None:
-    assert_exact(0.6, reshard_after_forward=1)
 
 
 def test_a_budget_that_is_too_small_is_an_error_of_memory_also_between_two_passes() -> None:
