@@ -56,16 +56,13 @@ def test_a_scope_gives_its_addresses_back_also_where_it_could_not_open(limited: 
     program = f"""
 import contextlib, resource, torch, dtr_alloc
 from pathlib import Path
-
 def figure(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-
 def scope():
     with contextlib.suppress(MemoryError), dtr_alloc.rematerialize("64GiB"):
         torch.ones(1000)
         print("opened")
-
 if not {limited}:
     scope()
 else:

@@ -154,9 +154,7 @@ def test_what_closures_do_is_the_programs_work(by_name: bool) -> None:
 
 
 @pytest.mark.parametrize("make", [in_backward, lambda model: None])
-def test_a_budget_that_every_batch_passes_is_no_odd_batch(
-    make: Callable[[nn.Module], None],
-) -> None:
+def test_a_budget_that_each_batch_passes_is_no_odd_batch(make: Callable[[nn.Module], None]) -> None:
     model = chain()
     make(model)
     parts = [torch.optim.SGD(part.parameters()) for part in model if isinstance(part, nn.Linear)]

@@ -103,15 +103,12 @@ def test_an_operator_that_waits_for_its_turn_is_not_waited_for() -> None:
         dtr_alloc.evict(other)
         WAITING[:] = [inside.set, lambda: go_on.wait(0.5), other.numpy]
 
-        def computes() -> None:
-            torch.ops.dtr_waits.waits(torch.ones(5000))
-
         def reads() -> None:
             inside.wait()
             dtr_alloc.materialize(made)
             go_on.set()
 
-        in_threads(computes, reads)
+        in_threads(lambda: torch.ops.dtr_waits.waits(torch.ones(5000)), reads)
         assert made.dtype == torch.float64
     WAITING.clear()
     library._destroy()  # type: ignore[no-untyped-call]
