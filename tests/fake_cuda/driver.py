@@ -21,7 +21,6 @@ COUNTS = (
 
 
 def build(folder: Path) -> str:
-    """Returns the path of the library, made with g++ in `folder`."""
     library = str(folder / "libfakecuda.so")
     source = Path(__file__).with_name("fake_cuda.cpp")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT}"]
@@ -131,14 +130,12 @@ class FakeCuda:
         self._library.fakecuda_host_works(ctypes.c_int64(nanoseconds))
 
     def work(self, nanoseconds: int, stream: int = 0) -> None:
-        """Gives a stream work that takes so long."""
         self.call("fakecuda_work", stream, nanoseconds)
 
     def time(self, what: str) -> int:
-        """The host's clock (`host`), how much of it went to calls (`driver`) and to waiting for the
-        device (`waited`); how long the device was `busy`, stood `idle` between two pieces of work,
-        and when the last one ends (`end`); how long the default stream waited for others, beyond
-        the host (`stalled`)."""
+        """The host's clock (`host`), of that in calls (`driver`) and waiting (`waited`); how long
+        the device was `busy`, and `idle` between work, which is all done at `end`; how long the
+        default stream waited for others, beyond the host (`stalled`)."""
         return int(self._library.fakecuda_time(what.encode()))
 
     def step(self, stream: int) -> bool:
@@ -190,7 +187,6 @@ class FakeCuda:
         self._library.fakecuda_lacks(attribute)
 
     def set_others(self, size: int, device: int = 0) -> None:
-        """What other processes hold on the device."""
         self._library.fakecuda_others(device, ctypes.c_size_t(size))
 
     def used(self, device: int = 0) -> int:
@@ -200,6 +196,5 @@ class FakeCuda:
         return int(self._library.fakecuda_count(what.encode()))
 
     def held(self) -> dict[str, int]:
-        """What somebody forgot to give back."""
         counts = {what: self.count(what) for what in COUNTS}
         return {what: count for what, count in counts.items() if count}

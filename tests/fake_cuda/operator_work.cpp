@@ -1,14 +1,8 @@
-// Torch's CPU operators as work of the fake device: how long each would run there.
-//
-// The fake driver's clocks move only as they are told, and torch's operators compute on the CPU. So
-// this library asks torch to be told of every operator (ATen/record_function.h), also of those that
-// a scope runs again, and passes on what the operator would be on a device: the host is busy with
-// it for a while, and then its stream has work, as long as moving its arguments' bytes twice or
-// multiplying its matrices takes, and no shorter than a kernel can be. All of that is a function of
-// shapes, so a run takes the same time on every machine.
-//
-// What an operator does inside of itself belongs to it: only the outermost kernel counts. Views and
-// empty tensors are no work.
+// Torch's CPU operators as work of the fake device: how long each would run there. Torch tells of
+// each (ATen/record_function.h), also of those that a scope runs again. For it the host is busy for
+// a while, and then its stream has work, as long as moving its arguments' bytes twice or
+// multiplying its matrices takes, and no shorter than a kernel can be: a function of shapes, the
+// same on every machine. Only the outermost kernel counts. Views and empty tensors are no work.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>

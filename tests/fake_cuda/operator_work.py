@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the device and its host are. No such device was measured: the figures say in which
-    regime a program runs."""
+    """How fast the device and its host are, which nobody measured: the regime of a program."""
 
     host_us: float = 6.0
     """That the host is busy with an operator, from Python to the launch."""
@@ -52,15 +51,13 @@ class OperatorWork:
         self._library = library
 
     def count(self, what: str) -> int:
-        """`operators`, those that a scope ran again among them (`replayed`), and the nanoseconds
-        that all were `worked` on."""
+        """`operators`, of them `replayed` by a scope, and nanoseconds `worked` on all."""
         return int(self._library.operator_work_count(what.encode()))
 
 
 @contextmanager
 def operators_work(cuda: FakeCuda, path: str, speed: Speed) -> Iterator[OperatorWork]:
-    """In the body each of torch's operators keeps the host of the timed driver busy, and is work
-    for its default stream."""
+    """In the body torch's operators keep the timed driver's host busy, and its default stream."""
     library = ctypes.CDLL(path)
     library.operator_work_count.restype = ctypes.c_int64
     times = (speed.host_us * 1e3, speed.kernel_us * 1e3, speed.gigabytes, speed.gigaflops)

@@ -1,8 +1,7 @@
-// Time in the fake driver: it passes only where a test says so (fakecuda_timed).
-//
-// Then every call takes its latency of the host's clock, streams have clocks of their own and run
-// beside each other, and work takes as long as it is said to. So a figure is the same on every
-// machine. Bytes still change when the work is given, and no test waits for real.
+// Time in the fake driver, which passes only where a test says so (fakecuda_timed). Then every call
+// takes its latency of the host's clock, streams have clocks of their own, and work takes as long
+// as it is said to. So a figure is the same on every machine. Bytes still change when work is
+// given.
 
 #include <algorithm>
 #include <chrono>

@@ -1,9 +1,7 @@
-// Memory of the fake driver's devices: addresses, pages, and what is mapped where.
-//
-// All of it is one sparse memfd. A physical allocation is a piece of it, and cuMemMap maps the
-// piece at an address, so that a page really moves, aliases, and faults where there is none. Kept
-// are the rules that a program breaks unseen: whole mappings only, granularity, no overlap, access
-// given anew after each mapping, memory freed once it has neither handle nor mapping.
+// Memory of the fake driver's devices, all of it one sparse memfd. A physical allocation is a piece
+// of it, and cuMemMap maps the piece at an address, so that a page really moves, aliases, and
+// faults where there is none. Kept are the rules that a program breaks unseen: whole mappings,
+// granularity, no overlap, access given anew, memory freed once it has neither handle nor mapping.
 
 #include <fcntl.h>
 #include <sys/mman.h>

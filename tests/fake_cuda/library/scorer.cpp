@@ -1,8 +1,6 @@
-// The one kernel that the fake driver runs: the scorer's, as a function here.
-//
-// Its PTX is read for the parameters that it takes, so that a launch with others fails as on a
-// device. The device sees memory of the host at other addresses than the host does, so that a
-// pointer that was not translated shows.
+// The one kernel that the fake driver runs: the scorer's, as a function here. A launch with other
+// parameters than its PTX has fails as on a device. The device sees memory of the host at other
+// addresses than the host does, so that a pointer that was not translated shows.
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,7 @@
-// Streams and events of the fake driver. A stream is a queue of operations.
-//
-// By default each operation runs when it is given. In manual mode it waits until a test steps its
-// stream, so that a missing wait shows every time and not by chance. An operation that touches
-// memory that is gone, or reads what it should not, is a fault: counted and described. A host call
-// that waits runs exactly the operations that it must.
+// Streams and events of the fake driver. A stream is a queue of operations, each of which runs when
+// it is given, or in manual mode when a test steps the stream, so that a missing wait shows every
+// time. An operation that touches memory that is gone, or reads what it should not, is a fault:
+// counted and described. A host call that waits runs exactly the operations that it must.
 
 #include <algorithm>
 #include <cstring>

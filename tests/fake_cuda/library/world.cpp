@@ -1,8 +1,6 @@
 // The fake driver's world, and how a test steers it: turn a call down, drop one without a word, say
-// what a device has, count what is there.
-//
-// Every call enters here, so that a test of a failure needs no code in the call that fails. The
-// names from fakecuda_ on are for tests; tests/fake_cuda/driver.py calls them.
+// what a device has, count what is there. Every call enters here, so that a test of a failure needs
+// no code in the call that fails. Names from fakecuda_ on are for tests (driver.py calls them).
 
 #include "tests/fake_cuda/library/world.h"
 

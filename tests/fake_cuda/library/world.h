@@ -1,11 +1,7 @@
-// Imitates a CUDA driver, for tests without a GPU: the calls of a memory pool, and their rules.
-//
-// This driver enforces the rules of cuda.h that a real program must keep. So a pool that violates
-// such a rule fails its tests. All state is in one World, under one lock, and each test starts with
-// a fresh World. The calls are in devices.cpp, memory.cpp, streams.cpp and scorer.cpp; clocks.cpp
-// simulates time, and world.cpp answers the tests' questions.
-//
-// Torch and CuPy cannot run on it: they need far more calls.
+// Imitates a CUDA driver, for tests without a GPU: the calls of a memory pool, and the rules of
+// cuda.h that a real program must keep, so that a pool that violates one fails its tests. All state
+// is in one World, under one lock, and each test starts with a fresh one. Torch and CuPy cannot run
+// on it: they need far more calls.
 
 #pragma once
 
