@@ -14,5 +14,4 @@ def timed(cuda: FakeCuda) -> FakeCuda:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of operator_work.cpp."""
     return operator_work.build(tmp_path_factory.mktemp("operator_work"))

@@ -13,9 +13,6 @@ from tests.support.own_process import printed
 
 MIB = 1 << 20
 
-
-# Pages
-
 POSIX_HANDLES, RDMA_PAGES = 103, 110  # Device attributes.
 
 
@@ -136,9 +133,6 @@ def test_a_dropped_pool_gives_everything_back_with_its_live_blocks(cuda: FakeCud
     assert not _core.Pool.is_owned(begin)
 
 
-# Moving pages
-
-
 def test_remapping_keeps_contents_and_copies_nothing(cuda: FakeCuda) -> None:
     pool, blocks = alternating(cuda)
     created = cuda.calls("cuMemCreate")
@@ -155,12 +149,7 @@ def test_remapping_keeps_contents_and_copies_nothing(cuda: FakeCuda) -> None:
         cuda.expect(blocks[number], PAGE, number, 0)
 
 
-# Memory that others hold
-
-
-def test_memory_of_other_processes_is_respected_and_the_error_is_a_memory_error(
-    cuda: FakeCuda,
-) -> None:
+def test_memory_of_others_is_respected_and_the_error_is_a_memory_error(cuda: FakeCuda) -> None:
     cuda.set_capacity(8 * PAGE)
     pool = Pool(8 * PAGE, "cuda")
     kept = pool.allocate(2 * PAGE)
@@ -176,9 +165,7 @@ def test_memory_of_other_processes_is_respected_and_the_error_is_a_memory_error(
     pool.check()
 
 
-def test_the_pool_s_own_free_pages_are_used_before_the_device_is_called_full(
-    cuda: FakeCuda,
-) -> None:
+def test_the_pools_own_free_pages_are_used_before_the_device_is_called_full(cuda: FakeCuda) -> None:
     pool, blocks = alternating(cuda)
     pool.allocate(4 * PAGE)  # Takes the pages of the four holes: the limit is the budget.
     wide = Pool(64 * PAGE, "cuda")
@@ -210,7 +197,6 @@ def test_a_budget_above_the_device_s_memory_is_no_error_until_it_is_needed(cuda:
 FORKING_PROGRAM = """
 import os, signal
 from dtr_alloc.pool import Pool
-
 pool = Pool("16 MiB", "cuda")
 pool.allocate(1000)
 child = os.fork()

@@ -13,9 +13,7 @@ from tests.fake_cuda.driver import PAGE, ROOT, FakeCuda
 from tests.native_stand_in.native import cuda_headers
 
 
-def test_without_a_driver_the_error_says_so_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_driver_the_error_says_so_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTR_ALLOC_LIBCUDA", "/nowhere/libcuda.so.1")
     with pytest.raises(RuntimeError) as error:
         Pool("1 GiB", "cuda")
@@ -26,13 +24,9 @@ def test_without_a_driver_the_error_says_so_and_what_to_do(
     )
 
 
-def test_a_library_that_is_no_driver_is_named_with_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_that_is_no_driver_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTR_ALLOC_LIBCUDA", _core.__file__)
-    with pytest.raises(
-        RuntimeError, match=r"^the CUDA driver .*_core.* has no cuInit: it is older"
-    ):
+    with pytest.raises(RuntimeError, match=r"^the CUDA driver .*_core.* has no cuInit: it is old"):
         Pool("1 GiB", "cuda")
 
 

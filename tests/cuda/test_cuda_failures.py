@@ -15,9 +15,8 @@ HEADER = ROOT / "dtr_alloc/pool/csrc/cuda/driver.h"
 
 
 class Life:
-    """A pool's whole life in steps, on streams that are stepped by hand. A step may fail; then the
-    pool must be whole, and the next steps must work with what is there. Every block holds a value
-    of its own, which the block's streams must find in it when it is freed."""
+    """A pool's life in steps, any of which may fail: then the pool must be whole, and the next ones
+    work. Each block's streams must find the value in it that is its own, when it is freed."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
@@ -103,8 +102,7 @@ CALLS = sorted(declared_calls() - TEXTS - OF_THE_RUNTIME - set(SCORER_CALLS))
 
 
 def live_with(cuda: FakeCuda, name: str = "", after: int = 0, code: int = 700) -> Life:
-    """One life in which a call fails. Nothing may be left of it, and no stream may have found a
-    wrong byte."""
+    """One life in which a call fails. Nothing may be left of it, and no wrong byte found."""
     cuda.manual()
     life = Life(cuda)
     if name:
@@ -123,9 +121,7 @@ def test_without_a_failure_every_step_works_and_every_call_is_made(cuda: FakeCud
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_fails_once_leaves_the_pool_whole_and_nothing_behind(
-    cuda: FakeCuda, name: str
-) -> None:
+def test_a_failed_call_leaves_the_pool_whole_and_nothing_behind(cuda: FakeCuda, name: str) -> None:
     before = cuda.calls(name)
     live_with(cuda)
     times = cuda.calls(name) - before
@@ -140,9 +136,7 @@ def test_a_call_that_fails_once_leaves_the_pool_whole_and_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
-def test_memory_that_is_not_there_is_never_more_than_a_memory_error(
-    cuda: FakeCuda, name: str
-) -> None:
+def test_missing_memory_is_never_more_than_a_memory_error(cuda: FakeCuda, name: str) -> None:
     for after in range(5):
         life = live_with(cuda, name, after, code=2)
         assert all(isinstance(error, MemoryError) for error in life.failed)
@@ -159,9 +153,7 @@ def test_a_failure_while_a_failure_is_undone_is_made_good_later(
 
 
 @pytest.mark.parametrize("next_is", ["a release", "a request"])
-def test_a_page_that_was_not_released_is_so_at_the_next_chance(
-    cuda: FakeCuda, next_is: str
-) -> None:
+def test_a_page_that_was_not_released_is_at_the_next_chance(cuda: FakeCuda, next_is: str) -> None:
     pool = Pool(8 * PAGE, "cuda")
     blocks = [pool.allocate(PAGE) for _ in range(4)]
     pool.free(blocks[0])

@@ -33,9 +33,7 @@ def take_the_old_places(blocks: Blocks, large: int, stream: int) -> None:
     assert blocks.allocate(3 * PAGE, stream) == min(blocks.held) == large - 4 * PAGE
 
 
-def test_the_rest_of_a_page_that_moved_waits_for_who_used_it_at_its_old_place(
-    cuda: FakeCuda,
-) -> None:
+def test_the_rest_of_a_moved_page_waits_for_who_used_it_at_its_old_place(cuda: FakeCuda) -> None:
     blocks, a, b, _ = start(cuda, pages=4)
     parts = [blocks.allocate(PAGE, a) for _ in range(4)]
     cuda.finish()

@@ -13,9 +13,6 @@ def event_calls(cuda: FakeCuda) -> int:
     return cuda.calls("cuStreamWaitEvent") + sum(cuda.calls(f"cuEvent{call}") for call in calls)
 
 
-# Waiting
-
-
 def test_the_same_stream_uses_memory_again_at_once_and_without_events(cuda: FakeCuda) -> None:
     blocks, a, _, _ = start(cuda)
     first = blocks.allocate(PAGE, a)
@@ -87,9 +84,7 @@ def test_a_hole_that_is_ready_is_taken_before_a_better_one_that_is_not(cuda: Fak
     assert event_calls(cuda) == 0
 
 
-def test_the_rest_of_a_hole_that_was_waited_for_still_belongs_to_its_stream(
-    cuda: FakeCuda,
-) -> None:
+def test_the_rest_of_a_hole_that_was_waited_for_still_belongs_to_its_stream(cuda: FakeCuda) -> None:
     blocks, a, b, c = start(cuda, pages=2)
     whole = blocks.allocate(2 * PAGE, a)
     blocks.free(whole)
@@ -97,9 +92,6 @@ def test_the_rest_of_a_hole_that_was_waited_for_still_belongs_to_its_stream(
     assert blocks.allocate(PAGE, c) == whole + PAGE
     assert blocks.pool.stats().stream_waits == 2
     in_order(cuda, c, b, a)
-
-
-# Several streams at one block
 
 
 def test_a_recorded_stream_is_not_waited_for_once_it_is_past(cuda: FakeCuda) -> None:
@@ -137,37 +129,25 @@ def test_a_block_that_joins_the_holes_of_two_streams_keeps_all_three_waits(cuda:
     in_order(cuda, 0)
 
 
-# Graph capture
-
-
-def test_what_is_freed_in_a_quarantine_stays_out_of_use_until_its_end(cuda: FakeCuda) -> None:
+def test_what_is_freed_in_quarantines_stays_out_of_use_until_the_last_ends(cuda: FakeCuda) -> None:
     blocks, a, _, _ = start(cuda)
     pool = blocks.pool
     first = blocks.allocate(PAGE, a)
     pool.begin_quarantine()
+    pool.begin_quarantine()
     blocks.free(first)
+    with pytest.raises(ValueError, match="no live block of this pool starts at address"):
+        pool.free(first)
     assert (pool.stats().quarantined, pool.stats().live, pool.stats().frees) == (PAGE, PAGE, 0)
     assert blocks.allocate(PAGE, a) == first + PAGE
+    pool.end_quarantine()
+    assert pool.stats().quarantined == PAGE
     pool.end_quarantine()
     pool.check()
     assert (pool.stats().quarantined, pool.stats().live, pool.stats().frees) == (0, PAGE, 1)
     assert blocks.allocate(PAGE, a) == first
-
-
-def test_quarantines_nest_and_the_last_end_counts(cuda: FakeCuda) -> None:
-    blocks, a, _, _ = start(cuda)
-    pool = blocks.pool
-    first = blocks.allocate(PAGE, a)
-    pool.begin_quarantine()
-    pool.begin_quarantine()
-    blocks.free(first)
-    pool.end_quarantine()
-    assert pool.stats().quarantined == PAGE
-    pool.end_quarantine()
-    assert pool.stats().quarantined == 0
     with pytest.raises(ValueError, match="no quarantine has begun"):
         pool.end_quarantine()
-    pool.check()
 
 
 def test_no_event_is_asked_recorded_or_waited_for_in_a_quarantine(cuda: FakeCuda) -> None:
@@ -189,17 +169,6 @@ def test_no_event_is_asked_recorded_or_waited_for_in_a_quarantine(cuda: FakeCuda
     cuda.finish()
 
 
-def test_a_second_free_in_a_quarantine_is_an_error(cuda: FakeCuda) -> None:
-    blocks, a, _, _ = start(cuda)
-    first = blocks.allocate(PAGE, a)
-    blocks.pool.begin_quarantine()
-    blocks.pool.free(first)
-    with pytest.raises(ValueError, match="no live block of this pool starts at address"):
-        blocks.pool.free(first)
-    blocks.pool.end_quarantine()
-    blocks.pool.check()
-
-
 def test_a_pool_that_goes_in_a_quarantine_gives_everything_back(cuda: FakeCuda) -> None:
     blocks, a, _, _ = start(cuda)
     first, _ = blocks.allocate(PAGE, a), blocks.allocate(PAGE, a)
@@ -218,9 +187,6 @@ def test_a_host_pool_knows_the_quarantine_as_well() -> None:
     pool.end_quarantine()
     pool.check()
     assert pool.allocate(512) == first
-
-
-# Names of streams
 
 
 def test_a_stream_that_retires_is_waited_for_and_its_name_is_free(cuda: FakeCuda) -> None:
@@ -281,9 +247,6 @@ def test_pools_without_a_device_take_no_notice_of_streams(cuda: FakeCuda, arena:
     pool.check()
     assert pool.stats().stream_waits == 0
     assert event_calls(cuda) == 0
-
-
-# Waiting for whole streams, as a replay does.
 
 
 @pytest.mark.parametrize("way", ["gather", "spread", "neither"])

@@ -1,9 +1,6 @@
-"""Where time goes on a device, as far as a driver without one can tell: latencies of calls that
-tests/fake_cuda assumes, streams that run at once, and a host that waits or does not.
-
-Nothing here takes real time: the fake driver's clocks only move as it says. The trainings at the
-end are those of perf/cost/device_time.py, which tells their figures.
-"""
+"""Where time goes on a device, as far as a driver without one can tell: latencies that
+tests/fake_cuda assumes, streams that run at once, a host that waits or does not. The clocks move
+only as that says. Figures of the trainings at the end are told by perf/cost/device_time.py."""
 
 from collections.abc import Callable
 
@@ -11,20 +8,16 @@ import pytest
 import torch
 from device_time import DRIVER_LIMIT, FIRST_LIMIT, SPEEDS, training
 
-import dtr_alloc
 from dtr_alloc import Pool
 from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
-from dtr_alloc.runtime.trace.format import Call
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
 
+Program = Callable[[FakeCuda], None]
 US = 1000
 MS = 1000 * US
-
-
-# The clocks
 
 
 def test_two_streams_run_at_once(timed: FakeCuda) -> None:
@@ -58,9 +51,7 @@ def test_a_call_that_drains_makes_the_host_wait(timed: FakeCuda) -> None:
     assert timed.time("waited") == 7 * MS
 
 
-def test_an_operator_is_work_of_its_bytes_behind_that_of_the_host(
-    timed: FakeCuda, library: str
-) -> None:
+def test_an_operator_is_work_of_its_bytes_behind_the_hosts(timed: FakeCuda, library: str) -> None:
     timed.call("cuInit", 0)
     x = torch.ones(1 << 20)
     speed = Speed(host_us=10, kernel_us=1, gigabytes=8 * 1.048576, gigaflops=0.5)
@@ -69,9 +60,6 @@ def test_an_operator_is_work_of_its_bytes_behind_that_of_the_host(
     assert (work.count("operators"), timed.time("host")) == (2, 20 * US)
     matrix_by_vector = 2 * (1 << 20) / 0.5
     assert timed.time("end") == pytest.approx(10 * US + 1 * MS + matrix_by_vector, rel=1e-6)
-
-
-# The pool
 
 
 def test_first_use_of_memory_costs_calls_and_a_second_use_none(timed: FakeCuda) -> None:
@@ -88,7 +76,6 @@ def test_first_use_of_memory_costs_calls_and_a_second_use_none(timed: FakeCuda) 
 
 
 def scattered(pool: Pool, stream: int) -> None:
-    """Fills the pool and frees every second page."""
     blocks = [pool.allocate(PAGE, stream=stream) for _ in range(64)]
     for address in blocks[::2]:
         pool.free(address)
@@ -122,13 +109,9 @@ def leaves(timed: FakeCuda) -> None:
     timed.host_works(100 * MS)
 
 
-def test_moving_pages_never_waits_for_the_device(timed: FakeCuda) -> None:
-    moves(timed)
-    assert timed.time("waited") == 0
-
-
-def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: FakeCuda) -> None:
-    leaves(timed)
+@pytest.mark.parametrize("program", [moves, leaves])
+def test_pages_move_and_leave_old_places_without_waiting(timed: FakeCuda, program: Program) -> None:
+    program(timed)
     assert timed.time("waited") == 0
 
 
@@ -141,9 +124,7 @@ def test_an_old_place_is_unmapped_by_a_later_request_and_without_waiting(timed: 
         (leaves, "cuMemUnmap"),
     ],
 )
-def test_on_a_driver_whose_calls_wait_the_same_would_show(
-    timed: FakeCuda, program: Callable[[FakeCuda], None], call: str
-) -> None:
+def test_on_a_driver_that_waits_it_would_show(timed: FakeCuda, program: Program, call: str) -> None:
     timed.drains(call)
     program(timed)
     assert timed.time("waited") > 40 * MS
@@ -182,12 +163,7 @@ def test_a_hundred_thousand_pages_are_handled(timed: FakeCuda) -> None:
     assert pool.trim() == pages * PAGE
 
 
-# The runtime
-
-
-def test_an_operator_s_cost_is_not_that_of_the_pages_it_was_the_first_to_use(
-    timed: FakeCuda,
-) -> None:
+def test_an_operators_cost_is_without_the_pages_that_it_used_first(timed: FakeCuda) -> None:
     """Three layers alike, each with memory of its own in the first step. 40 us a page, 5 pages."""
     timed.latency("cuMemCreate", 40 * US)
     x = torch.ones(5 * PAGE // 4)
@@ -204,32 +180,6 @@ def test_an_operator_s_cost_is_not_that_of_the_pages_it_was_the_first_to_use(
         assert torch.equal(y, torch.full_like(x, 2))
 
 
-# Trainings
-
-
-def test_a_trace_has_the_times_that_the_device_took(timed: FakeCuda, library: str) -> None:
-    """Kernels of 100 ms and 200 ms, which no host needs to launch them."""
-    timed.call("cuInit", 0)
-    x, y = torch.ones(1 << 18), torch.ones(1 << 19)
-    speed = Speed(host_us=20, kernel_us=1, gigabytes=0.02097152)
-    with (
-        instrumented(on_cuda=True),
-        rematerialize("256MiB") as session,
-        operators_work(timed, library, speed),
-    ):
-        for _ in range(6):
-            x.exp()
-            y.exp()
-            session._core.step()
-            timed.call("cuStreamSynchronize", 0)
-        with dtr_alloc.record_trace() as recording:
-            x.exp()
-            y.exp()
-    assert recording.trace is not None
-    times = [item.time for item in recording.trace.instructions if isinstance(item, Call)]
-    assert times == [pytest.approx(100 * MS, rel=0.01), pytest.approx(200 * MS, rel=0.01)]
-
-
 def test_a_gpt_at_half_of_its_memory_hardly_calls_the_driver_and_never_waits(
     cuda: FakeCuda, library: str
 ) -> None:
@@ -241,9 +191,7 @@ def test_a_gpt_at_half_of_its_memory_hardly_calls_the_driver_and_never_waits(
     assert found.first_to_second <= FIRST_LIMIT
 
 
-def test_costs_are_within_a_tenth_of_the_truth_after_four_steps(
-    cuda: FakeCuda, library: str
-) -> None:
+def test_costs_are_within_a_tenth_of_truth_after_four_steps(cuda: FakeCuda, library: str) -> None:
     """40 us to make a page, as long as three kernels take. The first run of an operator is not
     measured, three of the next steps are."""
     cuda.latency("cuMemCreate", 40 * US)
@@ -254,12 +202,7 @@ def test_costs_are_within_a_tenth_of_the_truth_after_four_steps(
     assert 0.9 <= found.believed <= 1.1
 
 
-# The second tier
-
-
-def test_a_busy_device_hardly_notices_that_tensors_come_and_go(
-    timed: FakeCuda, library: str
-) -> None:
+def test_a_busy_device_hardly_sees_that_tensors_come_and_go(timed: FakeCuda, library: str) -> None:
     """A step with a third of the memory, the rest on the host, by the device's own clock."""
     slow = Speed(gigabytes=20, gigaflops=300)
 

@@ -1,6 +1,7 @@
 """The fake driver: its rules are cuda.h's, and what breaks them is seen."""
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,24 +9,6 @@ import pytest
 from tests.fake_cuda.driver import PAGE, DriverError, FakeCuda
 
 INVALID, ILLEGAL_ADDRESS = 1, 700
-
-
-class Prop(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location_type", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("rest", ctypes.c_uint64 * 2),
-    )
-
-
-class Access(ctypes.Structure):
-    _fields_ = (
-        ("location_type", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("flags", ctypes.c_int),
-    )
 
 
 class Memory:
@@ -43,10 +26,10 @@ class Memory:
         self.cuda.call("cuMemAddressReserve", ctypes.byref(address), size, 0, 0, 0)
         return address.value
 
-    def create(self, size: int = PAGE, device: int = 0) -> int:
+    def create(self, size: int = PAGE) -> int:
         handle = ctypes.c_uint64()
-        prop = Prop(1, 0, 1, device)
-        self.cuda.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(prop), 0)
+        prop = struct.pack("4i16x", 1, 0, 1, 0)  # Pinned, not shared, on device 0.
+        self.cuda.call("cuMemCreate", ctypes.byref(handle), size, prop, 0)
         self.handles.append(handle.value)
         return handle.value
 
@@ -64,8 +47,8 @@ class Memory:
         self.cuda.call("cuMemMap", address, size, offset, handle, 0)
         self.mapped[address] = size
         if access:
-            desc = Access(1, 0, 3)
-            self.cuda.call("cuMemSetAccess", address, size, ctypes.byref(desc), 1)
+            on_device_0 = struct.pack("3i", 1, 0, 3)  # To read and write.
+            self.cuda.call("cuMemSetAccess", address, size, on_device_0, 1)
         return address
 
     def unmap(self, address: int, size: int = PAGE) -> None:
@@ -92,9 +75,6 @@ def memory(cuda: FakeCuda) -> Iterator[Memory]:
 
 def refused(code: int) -> "pytest.RaisesExc[DriverError]":
     return pytest.raises(DriverError, match=f": {code}$")
-
-
-# Memory
 
 
 def test_every_call_needs_the_driver_to_be_initialized(cuda: FakeCuda) -> None:
@@ -129,9 +109,7 @@ def test_events_and_streams_need_a_context(cuda: FakeCuda) -> None:
         pytest.param(lambda m: m.unmap(m.range), id="unmapped where none is"),
     ],
 )
-def test_a_call_that_breaks_a_rule_is_refused(
-    memory: Memory, breach: Callable[[Memory], object]
-) -> None:
+def test_what_breaks_a_rule_is_refused(memory: Memory, breach: Callable[[Memory], object]) -> None:
     memory.map(2, memory.create(2 * PAGE), 2 * PAGE)
     with refused(INVALID):
         breach(memory)
@@ -159,9 +137,7 @@ def test_one_allocation_at_two_addresses_is_the_same_memory(cuda: FakeCuda, memo
     assert cuda.used() == PAGE
 
 
-def test_memory_lives_until_it_has_neither_handle_nor_mapping(
-    cuda: FakeCuda, memory: Memory
-) -> None:
+def test_memory_lives_while_it_has_a_handle_or_a_mapping(cuda: FakeCuda, memory: Memory) -> None:
     handle = memory.create()
     address = memory.map(0, handle)
     memory.write(address, b"still here")
@@ -174,9 +150,6 @@ def test_memory_lives_until_it_has_neither_handle_nor_mapping(
         cuda.call("cuMemRelease", handle)
 
 
-# Failures on demand
-
-
 def test_a_call_fails_when_it_is_told_to_and_once(cuda: FakeCuda, memory: Memory) -> None:
     cuda.fail("cuMemCreate", after=1, code=999)
     memory.create()
@@ -187,17 +160,12 @@ def test_a_call_fails_when_it_is_told_to_and_once(cuda: FakeCuda, memory: Memory
     assert cuda.used() == 2 * PAGE
 
 
-# Streams
-
-
 @pytest.fixture
 def page(cuda: FakeCuda, memory: Memory) -> int:
     return memory.map(0, memory.create())
 
 
-def test_in_manual_mode_work_waits_for_a_step_and_keeps_its_order(
-    cuda: FakeCuda, page: int
-) -> None:
+def test_in_manual_mode_work_waits_for_a_step_and_keeps_order(cuda: FakeCuda, page: int) -> None:
     a, b = cuda.stream(), cuda.stream()
     cuda.manual()
     cuda.write(page, 100, 1, a)
@@ -210,9 +178,7 @@ def test_in_manual_mode_work_waits_for_a_step_and_keeps_its_order(
     assert not cuda.step(a)
 
 
-def test_a_stream_that_waits_for_an_event_stands_still_until_it_is_complete(
-    cuda: FakeCuda, page: int
-) -> None:
+def test_a_stream_stands_still_until_its_event_is_complete(cuda: FakeCuda, page: int) -> None:
     a, b = cuda.stream(), cuda.stream()
     cuda.manual()
     cuda.write(page, 1, 1, a)
@@ -258,9 +224,7 @@ def test_waiting_on_the_host_runs_what_it_must_and_no_more(cuda: FakeCuda, page:
     assert [cuda.queued(stream) for stream in (a, b, c)] == [0, 0, 0]
 
 
-def test_work_of_a_destroyed_stream_goes_on_and_its_name_is_used_again(
-    cuda: FakeCuda, page: int
-) -> None:
+def test_work_of_a_destroyed_stream_goes_on_and_its_name_is_free(cuda: FakeCuda, page: int) -> None:
     stream = cuda.stream()
     cuda.manual()
     cuda.write(page, 1, 1, stream)

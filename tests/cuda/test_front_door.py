@@ -1,9 +1,6 @@
-"""What a program calls on a session, on a device whose clock is the fake driver's.
-
-Each call is made between the passes of a step whose operators are work of the device, and the
-training ends with the bits of plain torch. `measure`, `plan` and `run` are in
-test_front_door_of_programs.py; tests/gpu/test_front_door_gpu.py has the same for a GPU.
-"""
+"""What a program calls on a session, on a device whose clock is the fake driver's: each between the
+passes of a step whose operators are work of the device, and the training ends with plain torch's
+bits. `measure`, `plan` and `run` are in test_front_door_of_programs.py."""
 
 import json
 import pickle

@@ -1,9 +1,6 @@
-"""`measure`, `plan` and `run` where torch has a CUDA device: the fake one, with a clock.
-
-What torch says and the allocators are pretended (tests/support/pretended_cuda.py), so this is what
-Python does with them, in every build. test_cuda_measure.py has `measure` over the allocator that
-stands in for torch's, and tests/gpu/test_front_door_gpu.py all three on a GPU.
-"""
+"""`measure`, `plan` and `run` where torch has a CUDA device: the fake one, with a clock. What torch
+says and the allocators are pretended (tests/support/pretended_cuda.py), so this is what Python does
+with them, in every build. test_cuda_measure.py has `measure` over a stand-in for torch's."""
 
 import re
 import sys
@@ -39,7 +36,6 @@ SPEED = Speed(host_us=5, gigabytes=2.097152, gigaflops=1e9)  # 2 MiB, read and w
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, timed: FakeCuda) -> Iterator[list[PretendedAllocator]]:
-    """The allocators that torch is given from now on."""
     given = pretend(partial(monkeypatch.setattr, raising=False))
     timed.call("cuInit", 0)
     yield given
@@ -68,9 +64,6 @@ def refused(call: Callable[[], Any]) -> str:
     with pytest.raises(RuntimeError) as error:
         call()
     return str(error.value)
-
-
-# ---- measure
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 0)])
@@ -121,9 +114,7 @@ def test_a_measure_and_another_scope_do_not_nest(given: list[PretendedAllocator]
     assert dtr_alloc.current_session() is None
 
 
-def test_a_measure_of_what_raises_leaves_torch_its_allocator(
-    given: list[PretendedAllocator],
-) -> None:
+def test_a_measure_that_raises_leaves_torch_its_allocator(given: list[PretendedAllocator]) -> None:
     with pytest.raises(ArithmeticError), dtr_alloc.measure(device="cuda"):
         raise ArithmeticError
     assert current.scope() is None
@@ -149,9 +140,7 @@ def test_a_measure_is_open_or_not_wherever_it_is_interrupted(
     assert walk(run, check) >= 100
 
 
-def test_a_device_that_keeps_no_events_or_is_none_is_refused(
-    given: list[PretendedAllocator],
-) -> None:
+def test_a_device_that_has_no_events_or_is_none_is_refused(given: list[PretendedAllocator]) -> None:
     with pytest.raises(ValueError, match=r"_record_memory_history\(\) keeps them; leave events"):
         dtr_alloc.measure(device="cuda", events=True).__enter__()
     with pytest.raises(ValueError, match="'cudas' is not a CUDA device"):
@@ -165,8 +154,6 @@ def test_without_cuda_a_measure_says_what_is_missing_and_what_else_there_is() ->
     assert "install a CUDA build of torch" in text
     assert "on CPU use `with dtr_alloc.measure():`" in text
 
-
-# ---- plan and run
 
 SCRIPT = """
 import torch
@@ -224,9 +211,7 @@ def test_a_plan_is_of_the_device_and_names_the_allocator(
     assert session.stats().evictions > 0
 
 
-def test_a_plan_of_a_program_on_the_cpu_says_how_to_have_one(
-    given: list[PretendedAllocator], tmp_path: Path
-) -> None:
+def test_a_plan_on_the_cpu_says_what_to_do(given: list[PretendedAllocator], tmp_path: Path) -> None:
     path, log = tmp_path / "train.py", tmp_path / "step.log"
     path.write_text("pass\n")
     options = {"steps": 3, "log": str(log), "within": None, "own_scope": False}
@@ -251,9 +236,7 @@ finally:
 """
 
 
-def test_a_program_runs_under_the_allocator_with_the_budget_of_the_command(
-    cuda: FakeCuda, tmp_path: Path
-) -> None:
+def test_a_program_runs_with_the_commands_budget(cuda: FakeCuda, tmp_path: Path) -> None:
     path = script_in(tmp_path, endless=False)
     done = own_process(RUN, "14MiB", str(path), cwd=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr

@@ -9,9 +9,7 @@ def card(driver: str) -> Card:
     return Card(driver, much=20 * PAGE, little=8 * PAGE, rows=4096, width=128)
 
 
-def test_an_engine_answers_with_the_bytes_that_a_trainer_gives_and_takes_again(
-    fake_driver: str,
-) -> None:
+def test_an_engine_answers_with_bytes_that_a_trainer_gives_and_takes_back(fake_driver: str) -> None:
     traded(card(fake_driver), turns=2)
 
 

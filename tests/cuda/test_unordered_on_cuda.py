@@ -1,8 +1,6 @@
-"""On a device atomics add and write in any order: such results stay in memory.
-
-The fake device runs the host's kernels, which repeat themselves. So these tests ask which results
-can be evicted, by the documentation of torch.use_deterministic_algorithms, not which bits differ.
-"""
+"""On a device atomics add and write in any order: such results stay in memory. The fake device runs
+the host's kernels, which repeat themselves, so these tests ask which results can be evicted, by the
+documentation of torch.use_deterministic_algorithms, not which bits differ."""
 
 from collections.abc import Callable, Iterator
 
@@ -85,9 +83,7 @@ def test_what_repeats_itself_is_evicted(name: str) -> None:
 
 @pytest.mark.parametrize("warn_only", [False, True])
 @pytest.mark.parametrize("name", ["cumsum", "scatter_add_", "index_put that writes"])
-def test_deterministic_mode_gives_an_order_to_what_has_such_a_variant(
-    name: str, warn_only: bool
-) -> None:
+def test_deterministic_mode_orders_what_has_such_a_variant(name: str, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     assert dtr_alloc.evict(STAYS[name]())
 
@@ -99,8 +95,7 @@ def test_a_mode_that_only_warns_gives_none_to_what_has_no_such_variant(name: str
 
 
 def test_a_branch_on_a_routers_ties_is_not_taken_anew() -> None:
-    """Experts are chosen by sums that atomics make. What was chosen and what is computed again
-    for the backward pass agree, because the sums stay."""
+    """Experts are chosen by sums of atomics: what is computed again agrees, since those stay."""
     scores = torch.zeros(COUNT).scatter_add_(0, INDEX, X)
     chosen = int(scores.argmax())
     expert = (scores * 2).exp()
