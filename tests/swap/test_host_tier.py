@@ -1,6 +1,5 @@
 """The host's page-locked memory as a second tier of a device's, on the fake driver: the tier alone,
-whose streams a test runs in any order. The runtime above it is in test_swap_on_device.py.
-"""
+whose streams a test runs in any order. The runtime above it is in test_swap_on_device.py."""
 
 import random
 from contextlib import suppress

@@ -1,6 +1,5 @@
 """What was moved to the host's memory comes back ahead of its use (engine/ahead.cpp), on the fake
-driver, with CPU tensors on its memory. The copies alone are in test_host_tier.py.
-"""
+driver, with CPU tensors on its memory. The copies alone are in test_host_tier.py."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,14 +14,14 @@ import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope.session import Session
 from tests.fake_cuda.driver import FakeCuda
+from tests.support.exactness import grad_of
 from tests.swap.test_swap_on_device import COPIES, on_device
 
 QUARTER_MIB, WIDE = 1 << 18, 5
 
 
 class Repeated:
-    """Steps with a wide tensor, for which others must go, and that then read what the step before
-    left: one gradient after another."""
+    """Steps with a wide tensor, for which others must go, that then read one gradient by one."""
 
     def __init__(self) -> None:
         self.kept = {n: torch.ones(1 << 16).requires_grad_() for n in range(12)}
@@ -31,9 +30,7 @@ class Repeated:
         self.optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
     def gradient(self, number: int) -> Tensor:
-        found = self.kept[number].grad
-        assert found is not None
-        return found
+        return grad_of(self.kept[number])
 
     def read_the_first(self) -> None:
         """After the wide tensor: the next ones are on their way then."""
@@ -228,25 +225,22 @@ def test_a_copy_that_fails_ahead_is_copied_when_it_is_asked_for(cuda: FakeCuda, 
     assert silent > 0
 
 
-def test_what_arrives_is_not_there_before_other_streams_wait_for_it(cuda: FakeCuda) -> None:
+def test_what_arrives_is_not_there_before_other_streams_wait_for_it(
+    cuda: FakeCuda, two_streams: tuple[int, int]
+) -> None:
     """Where they cannot be made to wait, another stream might read it too early."""
-    other = cuda.stream()
-    try:
-        with after_steps(0) as (session, program):
-            _core.set_host_stream(other)
-            torch.ones(1 << 16).exp()
-            _core.set_host_stream(0)
-            for _ in range(3):
-                program.step()
-            program.read_the_first()
-            copies = cuda.calls(COPIES[1])
-            cuda.fail("cuStreamWaitEvent", 1)  # The first is the reader's.
-            with pytest.raises(RuntimeError, match="cuStreamWaitEvent failed"):
-                dtr_alloc.materialize(program.gradient(1))
-            assert cuda.calls(COPIES[1]) == copies  # It was on its way.
-            assert dtr_alloc.is_evicted(program.gradient(1))
-            session.check()
-            program.step()
-    finally:
+    with after_steps(0) as (session, program):
+        _core.set_host_stream(two_streams[0])
+        torch.ones(1 << 16).exp()
         _core.set_host_stream(0)
-        cuda.destroy_stream(other)
+        for _ in range(3):
+            program.step()
+        program.read_the_first()
+        copies = cuda.calls(COPIES[1])
+        cuda.fail("cuStreamWaitEvent", 1)  # The first is the reader's.
+        with pytest.raises(RuntimeError, match="cuStreamWaitEvent failed"):
+            dtr_alloc.materialize(program.gradient(1))
+        assert cuda.calls(COPIES[1]) == copies  # It was on its way.
+        assert dtr_alloc.is_evicted(program.gradient(1))
+        session.check()
+        program.step()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.runtime.scope.instruments import instrumented
+from tests.support.exactness import grad_of
 
 SIDE = 128  # Matrices of 64 KiB.
 ROOM = 1 << 20
@@ -43,8 +44,6 @@ NAMES: dict[str, Callable[[Any], Any]] = {
 
 
 class Aliases:
-    """A program that `seed` decides."""
-
     def __init__(self, seed: int, length: int = 60) -> None:
         self.random = random.Random(seed)
         self.length = length
@@ -59,8 +58,7 @@ class Aliases:
             return made
         leaf = torch.ones(SIDE, SIDE, requires_grad=True)
         (leaf * made).sum().backward()  # type: ignore[no-untyped-call]
-        assert leaf.grad is not None
-        return leaf.grad
+        return grad_of(leaf)
 
     def tensor(self) -> Tensor:
         tensors = [name for name in self.names if isinstance(name, Tensor)]
@@ -102,17 +100,12 @@ class Aliases:
 @pytest.mark.parametrize("how", ["pool", "torch", "always"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_of_aliases_see_what_they_see_eagerly(seed: int, how: str) -> None:
-    wanted = list(Aliases(seed).run())
-    with (
-        instrumented(swap_always=how == "always"),
-        dtr_alloc.rematerialize(
-            4 * ROOM if how == "always" else 2 * ROOM,
-            memory="torch" if how == "torch" else "pool",
-            swap="64MiB",
-            swap_anywhere=True,
-            clock="logical",
-        ) as session,
-    ):
+    wanted, always = list(Aliases(seed).run()), how == "always"
+    options: Any = {"memory": "torch" if how == "torch" else "pool", "clock": "logical"}
+    scope = dtr_alloc.rematerialize(
+        (4 if always else 2) * ROOM, swap="64MiB", swap_anywhere=True, **options
+    )
+    with instrumented(swap_always=always), scope as session:
         found = list(Aliases(seed).run())
         session.check()
     assert found == wanted
@@ -120,12 +113,9 @@ def test_random_programs_of_aliases_see_what_they_see_eagerly(seed: int, how: st
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 @pytest.mark.parametrize("how", ["copy", "set_ to a storage", "rebuilt"])
-def test_an_array_keeps_its_memory_when_a_tensor_is_laid_over_its_storage(
-    how: str, memory: Any
-) -> None:
-    with dtr_alloc.rematerialize(
-        "4MiB", memory=memory, swap="64MiB", swap_anywhere=True
-    ) as session:
+def test_an_array_stays_where_a_tensor_is_laid_over_its_storage(how: str, memory: Any) -> None:
+    scope = dtr_alloc.rematerialize("4MiB", memory=memory, swap="64MiB", swap_anywhere=True)
+    with scope as session:
         tensor = torch.full((256, 256), 1.5).exp()
         array = tensor.numpy()
         over = NAMES[how](tensor)

@@ -1,6 +1,5 @@
 """Swap between a device and the host's page-locked memory, on the fake driver, with CPU tensors on
-the fake device's memory. The tier alone is in test_host_tier.py.
-"""
+the fake device's memory. The tier alone is in test_host_tier.py."""
 
 import gc
 import re
@@ -22,7 +21,7 @@ from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from tests.cuda.test_session_on_cuda import batch_norms, checkpointed, mlp
 from tests.fake_cuda.driver import FakeCuda
-from tests.support.exactness import run, same
+from tests.support.exactness import alike, run
 from tests.support.swap_programs import (
     KINDS,
     adamw,
@@ -44,8 +43,7 @@ AT_THE_START = {  # How often: a stream each way, and twelve copies to measure t
 
 @contextmanager
 def on_device(budget: int | str, clock: str = "wall", **mode: Any) -> Iterator[Session]:
-    """A scope on the fake device, checked at its end. Its swap is of the host's memory; where
-    temporary files lie does not matter."""
+    """A scope on the fake device, checked at its end. Its swap is of the host's memory."""
     scope = rematerialize(budget, swap="64MiB", swap_anywhere=True, thrash_limit=0, clock=clock)
     with instrumented(on_cuda=True, **mode), scope as session:
         yield session
@@ -61,13 +59,10 @@ def test_an_optimizer_trains_in_less_than_its_state(cuda: FakeCuda, kind: str) -
 
 
 @pytest.mark.parametrize("program", [mlp, batch_norms, checkpointed])
-def test_results_are_those_of_plain_torch_where_all_goes_out_and_in(
-    cuda: FakeCuda, program: Any
-) -> None:
+def test_results_are_plain_torchs_where_all_goes_out_and_in(cuda: FakeCuda, program: Any) -> None:
     expected = run(program)
     with on_device("64MiB", swap_always=True) as session:
-        found = run(program)
-        assert all(same(a, b) for a, b in zip(expected, found, strict=True))
+        assert alike(run(program), expected)
     assert session.stats().swapped_in_bytes > 0
 
 
@@ -139,10 +134,7 @@ def test_a_tensor_is_read_on_the_stream_that_asks_and_others_come_after_it(
 
 @pytest.mark.parametrize(
     "act",
-    [
-        lambda made: torch.equal(made, made),
-        lambda made: torch.sum(made, dim=(0,), out=SCALAR),
-    ],
+    [lambda made: torch.equal(made, made), lambda made: torch.sum(made, dim=(0,), out=SCALAR)],
     ids=["reads", "writes"],
 )
 def test_a_stream_that_comes_later_waits_for_what_was_brought_back_and_pinned(
@@ -168,9 +160,7 @@ def test_a_stream_that_comes_later_waits_for_what_was_brought_back_and_pinned(
 
 
 @pytest.mark.parametrize(("call", "times"), AT_THE_START.items())
-def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
-    cuda: FakeCuda, call: str, times: int
-) -> None:
+def test_a_failed_start_says_so_and_leaves_nothing(cuda: FakeCuda, call: str, times: int) -> None:
     trained_within_two_thirds()
     for after in range(times):
         cuda.fail(call, after)
@@ -283,9 +273,7 @@ def test_the_least_that_a_group_of_this_process_or_one_around_it_has_left_is_wha
     assert swapping.spare() == 4000
 
 
-def test_a_container_that_sees_the_hosts_name_of_its_group_has_its_own_limit(
-    controls: Path,
-) -> None:
+def test_a_container_that_sees_the_hosts_group_name_has_its_own_limit(controls: Path) -> None:
     swapping._GROUPS.write_text("9:memory:/docker/0a1b\n0::/../sibling\n")
     limit(controls / "memory", 2 << 20, 1 << 20, v1=True)
     assert swapping.spare() == 1 << 20
