@@ -22,7 +22,6 @@ READ: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def at(remainder: int, *shape: int) -> Tensor:
-    """Random numbers that begin so many bytes after a multiple of 64."""
     made = unaligned(torch.randn(shape, generator=torch.Generator().manual_seed(0)), remainder)
     assert made.data_ptr() % 64 == remainder
     return made

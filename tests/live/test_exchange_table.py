@@ -29,7 +29,6 @@ WAYS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def by_tvm_ffi(tensor: Tensor) -> Any:
-    """What `tvm_ffi.from_dlpack` sees."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
     return np.from_dlpack(tvm_ffi.from_dlpack(tensor.detach()))
 
@@ -82,9 +81,7 @@ def test_the_line_that_took_the_memory_is_named_once(way: Callable[[Tensor], Any
         del made
 
 
-def test_a_thread_that_has_not_joined_gets_the_tensor_as_by_a_method(
-    way: Callable[[Tensor], Any],
-) -> None:
+def test_a_thread_that_did_not_join_gets_it_as_by_a_method(way: Callable[[Tensor], Any]) -> None:
     expected = torch.arange(100_000.0).sin().numpy()
     found = []
     with dtr_alloc.rematerialize("64MiB"):

@@ -57,8 +57,7 @@ def test_a_deep_recomputation_gives_up_what_it_needs_later_only() -> None:
 
 
 def read_after(fail: Callable[[Session], None]) -> int:
-    """Reads all results of a program, each with all evicted and with a failure on the way; then
-    once more without. Returns how many reads failed."""
+    """Reads each result, all evicted, with a failure on the way, then without. How many failed."""
     expected = [bits(tensor) for tensor in work()]
     failed = 0
     with scope(BUDGET) as session:

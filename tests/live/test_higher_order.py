@@ -40,27 +40,17 @@ def cond(x: Tensor) -> Tensor:
 
 
 def loop(x: Tensor) -> Tensor:
-    def go_on(i: Tensor, _: Tensor) -> Tensor:
-        return i < 5
-
-    def step(i: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        return i + 1, a.sin()
-
-    return while_loop(go_on, step, (torch.tensor(0), x))[1]  # type: ignore
+    start = torch.tensor(0), x
+    return while_loop(lambda i, _: i < 5, lambda i, a: (i + 1, a.sin()), start)[1]  # type: ignore
 
 
 def sums(x: Tensor) -> Tensor:
-    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        return carry + row.sin(), carry * 1.5
-
-    return scan(step, torch.zeros(64), x, dim=0)[1]  # type: ignore[no-any-return]
+    made = scan(lambda carry, row: (carry + row.sin(), carry * 1.5), torch.zeros(64), x, dim=0)
+    return made[1]  # type: ignore[no-any-return]
 
 
 def rows(x: Tensor) -> Tensor:
-    def step(a: Tensor, *_: Any) -> Tensor:
-        return a.sin().cos()
-
-    return map_rows(step, x)  # type: ignore[no-any-return]
+    return map_rows(lambda a, *_: a.sin().cos(), x)  # type: ignore[no-any-return]
 
 
 def prefix(x: Tensor) -> Tensor:
@@ -153,9 +143,8 @@ def test_integer_matrices_with_another_type_of_result() -> Iterator[Tensor]:
 
 def test_a_mask_of_blocks() -> None:
     def program() -> Iterator[Tensor]:
-        yield create_block_mask(
-            lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu"
-        ).to_dense()
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu")
+        yield mask.to_dense()
 
     assert_exact(program, evictions=False)
 

@@ -1,13 +1,9 @@
-"""What a live value drags along is bounded, whatever the program calls a step.
-
-A value that is carried from step to step rests on the recipes of all that the program has let go.
-These programs ran away before: records and copies grew with every step, until any budget was
-refused. Others need what they made long ago, and must keep it recomputable.
-"""
+"""What a live value drags along is bounded, whatever the program calls a step. A value that is
+carried from step to step rests on the recipes of all that was let go: records and copies grew with
+every step. Others need what they made long ago, and must keep it recomputable."""
 
 import ctypes
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +15,7 @@ from torch import Tensor, nn
 import dtr_alloc
 from dtr_alloc.runtime.heuristic import DEFAULT
 from dtr_alloc.runtime.scope.session import Session
-from tests.support.exactness import bits, grad_of, same, scope
+from tests.support.exactness import assert_exact_within, grad_of, scope
 from tests.support.own_process import printed
 
 Recurrent = tuple[nn.LSTM, nn.Linear]
@@ -33,8 +29,7 @@ def recurrent() -> Recurrent:
 def carried(
     steps: int, model: Recurrent, session: Session | None = None, optimizer: bool = False
 ) -> Any:
-    """Truncated BPTT: the hidden state is carried, parameters are updated by hand or by SGD. The
-    records and live bytes after each step, and what was computed."""
+    """Truncated BPTT. The records and live bytes after each step, and what was computed."""
     torch.manual_seed(1)
     lstm, head = model
     parameters = [*lstm.parameters(), *head.parameters()]
@@ -57,7 +52,7 @@ def carried(
         if session is not None:
             stats = session.stats()
             seen.append((stats.records, stats.live_bytes))
-    return seen, [bits(t) for t in (*parameters, *state)]
+    return seen, [*parameters, *state]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["model outside", "model inside"])
@@ -74,17 +69,11 @@ def test_a_carried_state_does_not_drag_its_history_along(optimizer: bool, inside
 
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_a_carried_state_trains_exactly_at_less_than_eager_needs(optimizer: bool) -> None:
-    model, again = recurrent(), recurrent()
-    with dtr_alloc.measure() as session:
-        _, expected = carried(12, model, optimizer=optimizer)
-    with scope(int(session.stats().peak_bytes * 0.8)) as limited:
-        _, found = carried(12, again, optimizer=optimizer)
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
-    assert limited.stats().evictions > 0
+    models = iter([recurrent() for _ in range(3)])
+    assert_exact_within(0.8, lambda: carried(12, next(models), optimizer=optimizer)[1])
 
 
 def streamed(steps: int, session: Session | None = None) -> tuple[list[tuple[int, int]], Tensor]:
-    """Inference with a recurrent state: a new frame from outside at each step."""
     torch.manual_seed(0)
     cell = nn.GRUCell(64, 64)
     frames = torch.Generator().manual_seed(1)
@@ -119,29 +108,20 @@ def test_a_deep_chain_without_gradients_keeps_its_last_operators_only() -> None:
         assert bool((x == 3000).all())
 
 
-def trained(make: Callable[[], Any], within: AbstractContextManager[Any]) -> list[Any]:
-    torch.manual_seed(0)
-    step, model = make()
-    with within:
-        kept = [step() for _ in range(3)]
-        found = [bits(tensor) for tensor in (*kept, *model.state_dict().values())]
-        del step, kept
-    return found
-
-
 @pytest.mark.parametrize("name", ["gan", "gradient accumulation", "maml"])
 def test_what_a_later_step_needs_stays_recomputable(name: str) -> None:
-    make = PROGRAMS[name]
-    expected = trained(make, nullcontext())
-    torch.manual_seed(0)
-    step, _model = make()
-    with dtr_alloc.measure() as session:
-        for _ in range(3):
-            step()
-        persistent = session.stats().live_bytes
-    peak = session.stats().peak_bytes
-    found = trained(make, scope(persistent + int(0.7 * (peak - persistent))))
-    assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+    def made() -> Any:
+        torch.manual_seed(0)
+        return PROGRAMS[name]()
+
+    programs = [made() for _ in range(3)]  # They stay: so does what an optimizer keeps.
+    left = iter(programs)
+
+    def program() -> list[Tensor]:
+        step, model = next(left)
+        return [*(step() for _ in range(3)), *model.state_dict().values()]
+
+    assert_exact_within(0.7, program)
 
 
 def test_a_long_chain_of_writes_keeps_few_recipes() -> None:
@@ -152,9 +132,6 @@ def test_a_long_chain_of_writes_keeps_few_recipes() -> None:
             total.mul_(0.99)
         assert session.stats().records < 60
         session.check()
-
-
-# ---- What is written while recipes read it -------------------------------------------------------
 
 
 def test_a_constant_that_is_written_is_copied_where_more_hangs_on_it() -> None:
@@ -194,9 +171,6 @@ def test_copies_never_come_to_more_than_what_hangs_on_them() -> None:
         assert torch.equal(out, torch.ones(4000))
 
 
-# ---- Batch norm ----------------------------------------------------------------------------------
-
-
 def test_batch_norm_in_training_copies_nothing() -> None:
     layer = nn.BatchNorm2d(1000).train()
     x = torch.randn(4, 1000, 4, 4)
@@ -226,9 +200,6 @@ def test_evaluation_reads_the_statistics_and_leaves_what_rests_on_them() -> None
             norm(torch.ones(4, 4096))
             assert dtr_alloc.evict(derived) == (not training)
             session.check()
-
-
-# ---- What only recipes hold ----------------------------------------------------------------------
 
 
 def results_of_batches(count: int) -> list[Tensor]:
@@ -267,20 +238,12 @@ def test_where_each_recipe_is_run_at_once_none_is_shed() -> None:
 
 
 def bytes_from_malloc() -> int:
-    """That are in use."""
-
     class Mallinfo(ctypes.Structure):
-        _fields_ = [
-            (name, ctypes.c_size_t)
-            for name in (
-                *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-                *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-            )
-        ]
+        _fields_ = (("figures", ctypes.c_size_t * 10),)
 
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = Mallinfo
-    return int(ask().uordblks)
+    return int(ask().figures[7])  # uordblks
 
 
 def growth(call: Callable[[], object], heuristic: str) -> int:
@@ -323,6 +286,5 @@ with dtr_alloc.rematerialize("560KiB", device="cpu") as session:
 
 
 def test_what_stays_behind_nothing_that_is_held_can_be_evicted() -> None:
-    """The operator drops its argument's memory as it resizes it, and then needs room. All that may
-    go is what the argument was recomputed from."""
+    """An operator resizes its argument, and needs room: only what that was made from may go."""
     assert printed(RESIZED) == "True\n"

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dtr_alloc
 from dtr_alloc import _core
 from tests.support.exactness import alike, bits, scope
+from tests.support.threads import in_threads
 
 KEY = torch._C.DispatchKey(_core.dispatch_key)
 WARNING = "was made without the runtime in a thread of the dtr_alloc scope"
@@ -31,9 +32,7 @@ def told() -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def test_a_warning_comes_once_and_nothing_is_evicted_meanwhile(
-    told: list[warnings.WarningMessage],
-) -> None:
+def test_a_warning_comes_once_and_nothing_is_evicted(told: list[warnings.WarningMessage]) -> None:
     """A kernel that the runtime does not see may be reading any tensor."""
     with dtr_alloc.rematerialize("2MiB") as session:
         held = [torch.ones(256, 256) * i for i in range(7)]
@@ -69,23 +68,18 @@ def test_a_thread_that_joined_is_told_of_too(told: list[warnings.WarningMessage]
     with dtr_alloc.rematerialize("8MiB") as session:
 
         def work() -> None:
-            with dtr_alloc.join_scope():
-                clear()
-                made.append(torch.ones(256, 256))
+            clear()
+            made.append(torch.ones(256, 256))
 
         made: list[Tensor] = []
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_threads(work)
         assert "unseen" in session.summary()
 
 
 def test_memory_of_other_threads_is_theirs(told: list[warnings.WarningMessage]) -> None:
     with dtr_alloc.rematerialize("1MiB") as session:
         made: list[Tensor] = []
-        thread = threading.Thread(target=lambda: made.append(torch.ones(1024, 1024)))
-        thread.start()
-        thread.join()
+        in_threads(lambda: made.append(torch.ones(1024, 1024)), join=False)
         assert "unseen" not in session.summary()
     assert not told
 
@@ -110,9 +104,7 @@ def test_a_thread_of_an_earlier_scope_is_no_member_of_a_later_one(
     """A scope that another thread leaves takes nothing from the thread that opened it."""
     first = dtr_alloc.rematerialize("1MiB")
     first.__enter__()
-    leave = threading.Thread(target=lambda: first.__exit__(None, None, None))
-    leave.start()
-    leave.join()
+    in_threads(lambda: first.__exit__(None, None, None), join=False)
     clear()
 
     def work() -> None:

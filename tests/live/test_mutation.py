@@ -3,6 +3,7 @@ ones are none."""
 
 import multiprocessing.shared_memory
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,31 +41,23 @@ def test_an_operator_that_writes_an_argument_without_saying_so() -> None:
         assert float(double(x)) == pytest.approx(4 * 64 * 64 * float(torch.ones(1).exp()))
 
 
-def test_an_array_that_is_changed_after_recipes_read_it() -> None:
+@pytest.mark.parametrize(
+    ("shape", "kind", "place"),
+    [((64, 64), np.float32, (3, 4)), ((1003,), np.uint8, -1)],
+    ids=["a number", "the last byte, which no word holds"],
+)
+def test_an_array_that_is_changed_after_recipes_read_it(shape: Any, kind: Any, place: Any) -> None:
     with dtr_alloc.rematerialize("4MiB", debug=True):
-        array = np.ones((64, 64), dtype=np.float32)
+        array = np.ones(shape, kind)
         made = torch.from_numpy(array).exp()
-        array[3, 4] = 7
+        array[place] = 7
         dtr_alloc.evict(made)
         with pytest.raises(RuntimeError, match="aten::exp reads a tensor that was written") as text:
             made.sum()
         assert "made by no operator of the scope" in str(text.value)
         assert "torch counted no write" in str(text.value)
-        array[3, 4] = 1  # As it was: everything can be recomputed again.
-        assert same(bits(made), bits(torch.ones(64, 64).exp()))
-
-
-def test_an_array_whose_last_byte_alone_is_changed() -> None:
-    """Of a number of bytes that no word divides."""
-    with dtr_alloc.rematerialize("4MiB", debug=True):
-        array = np.ones(1003, dtype=np.uint8)
-        made = torch.from_numpy(array).float()
-        array[-1] = 7
-        dtr_alloc.evict(made)
-        with pytest.raises(RuntimeError, match="reads a tensor that was written"):
-            made.sum()
-        array[-1] = 1
-        assert same(bits(made), bits(torch.ones(1003)))
+        array[place] = 1  # As it was: everything can be recomputed again.
+        assert same(bits(made), bits(torch.ones(shape).exp()))
 
 
 def test_the_next_operator_that_reads_a_changed_array_tells_at_once() -> None:

@@ -87,28 +87,11 @@ def test_what_only_reads_freezes_and_copies_nothing(name: str) -> None:
         assert dtr_alloc.evict(h.detach())
 
 
-def test_what_only_reads_sees_what_was_evicted() -> None:
-    with dtr_alloc.rematerialize(None):
-        x = torch.randn(1000).exp()
-        kept = x.clone()
-        buffer = io.BytesIO()
-        for read in (copy.deepcopy, lambda t: torch.save([t, t.view(10, 100)], buffer)):
-            assert dtr_alloc.evict(x)
-            read(x)
-        buffer.seek(0)
-        loaded = torch.load(buffer)
-        assert torch.equal(loaded[0], kept)
-        assert torch.equal(loaded[1], kept.view(10, 100))
-        assert not x.is_shared()  # type: ignore[no-untyped-call]
-        assert dtr_alloc.evict(x)
-
-
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_max_pool1d_whose_composite_kernel_takes_a_pointer_is_an_operator_like_others(
     mode: Callable[[], AbstractContextManager[None]], differentiated: bool
 ) -> None:
-    """And a gradient goes through it where there is one."""
     plain = torch.randn(3, 7, 1000, requires_grad=differentiated)
     expected = nn.functional.max_pool1d(plain.sin(), 3)
     with dtr_alloc.rematerialize(None), mode():
@@ -143,19 +126,15 @@ def test_a_write_through_numpy_between_forward_and_backward_is_seen_as_in_eager(
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "apply_": lambda t, other: t.apply_(lambda x: x + 1),
     "map_": lambda t, other: t.map_(other, lambda x, y: x + y),
     "map_ by names": lambda t, other: t.map_(other=other, callable=lambda x, y: x + y),
     "map2_": lambda t, other: t.map2_(other, other, lambda x, y, z: x + y + z),
-    "map_ of itself": lambda t, other: t.map_(t, lambda x, y: x + y),
 }
 
 
 @pytest.mark.parametrize("way", WRITES)
 @pytest.mark.parametrize("what", ["input", "parameter", "activation", "evicted"])
 def test_methods_that_write_by_calling_python_are_writes_like_others(way: str, what: str) -> None:
-    """And what they read besides comes back for them."""
-
     def program() -> list[Tensor]:
         made = {"parameter": nn.Parameter(torch.arange(1000.0)), "input": torch.arange(1000.0)}
         with torch.no_grad():
@@ -218,9 +197,8 @@ def test_the_summary_and_the_error_name_the_line_that_took_memory_once() -> None
         assert text.count("numpy at ") == 1, text
         assert f"numpy at {__file__}:" in text
         assert "156.25 KiB copied" in text
-        with pytest.raises(
-            torch.OutOfMemoryError, match=r"memory was handed out by: numpy at .*:\d+"
-        ):
+        told = r"memory was handed out by: numpy at .*:\d+"
+        with pytest.raises(torch.OutOfMemoryError, match=told):
             torch.ones(1 << 20)
 
 
@@ -287,18 +265,6 @@ def test_memory_filled_through_a_pointer_is_not_recomputed_from_nothing() -> Non
         assert bool((y == 7).all())
 
 
-def test_numbers_taken_out_one_by_one_and_printed_leave_the_tensor_evictable() -> None:
-    with dtr_alloc.rematerialize("4MiB"):
-        x = torch.ones(256, 64).exp()
-        want = float(torch.ones(1).exp())
-        dtr_alloc.evict(x)
-        assert x[3, 4].item() == want
-        assert float(x.max()) == want
-        assert bool((x > 2).all())
-        assert "2.7183" in repr(x)
-        assert dtr_alloc.evict(x)
-
-
 @exact
 def test_a_model_is_saved_loaded_and_copied_with_evicted_state() -> Iterator[Tensor]:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
@@ -314,17 +280,3 @@ def test_a_model_is_saved_loaded_and_copied_with_evicted_state() -> Iterator[Ten
     for one in (twin, assigned, pickle.loads(pickle.dumps(model))):
         yield from (*one.parameters(), *one.buffers())
         yield one(torch.randn(4, 64))
-
-
-@torch.library.custom_op("dtr_conformance::halve_raw_", mutates_args={"x"})
-def halve_raw_(x: Tensor) -> None:
-    array = x.numpy()
-    array *= 0.5
-
-
-@exact
-def test_an_operator_of_a_library_that_writes_its_argument_through_numpy() -> Iterator[Tensor]:
-    x = torch.randn(32, 32).exp()
-    early = x.sin()
-    halve_raw_(x)
-    yield from (x, early, x.cos())

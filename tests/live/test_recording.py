@@ -84,9 +84,7 @@ def test_a_write_to_one_of_two_arrays_that_lie_end_to_end_is_none_to_the_other()
 
 
 @exact
-def test_a_recipe_reads_the_old_content_of_what_its_operator_writes_beside_its_results() -> (
-    Iterator[Tensor]
-):
+def test_a_recipe_reads_the_old_content_of_what_it_writes_beside_results() -> Iterator[Tensor]:
     x, on = torch.randn(64, 64), torch.ones(1).long()
     low, high, scale = torch.zeros(1), torch.ones(1), torch.ones(1)
     observe = torch.ops.aten._fused_moving_avg_obs_fq_helper

@@ -13,6 +13,7 @@ from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.current import CudaScope
 from dtr_alloc.runtime.scope.serving import Service
 from dtr_alloc.runtime.scope.steps import Steps
+from tests.support.threads import in_threads
 
 
 @pytest.fixture
@@ -31,26 +32,11 @@ def service(allocator: Any) -> Iterator[Service]:
         made.end(lambda: None)
 
 
-def in_thread(work: Any) -> list[BaseException]:
-    """Runs it in a thread of the name "worker"; what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="worker")
-    thread.start()
-    thread.join()
-    return raised
-
-
 def test_the_thread_that_began_ends_it(service: Service) -> None:
     removed = mock.Mock()
-    (error,) = in_thread(lambda: service.end(removed))
-    assert "was made in the thread MainThread, and is removed in worker" in str(error)
+    told = "was made in the thread MainThread, and is removed in Thread-"
+    with pytest.raises(RuntimeError, match=told):
+        in_threads(lambda: service.end(removed), join=False)
     removed.assert_not_called()
     assert _core.records_this_thread()
     service.end(removed)
@@ -74,39 +60,33 @@ def test_it_does_not_end_under_threads_that_have_joined(service: Service) -> Non
         service.end(mock.Mock())
     done.set()
     thread.join()
-    assert in_thread(lambda: dtr_alloc.join_scope().__enter__()) == []
+    in_threads(lambda: dtr_alloc.join_scope().__enter__(), join=False)
 
 
 def test_where_memory_cannot_come_back_it_goes_on(service: Service) -> None:
     with pytest.raises(MemoryError):
         service.end(mock.Mock(side_effect=MemoryError))
     assert _core.records_this_thread()
-
-    def work() -> None:
-        with dtr_alloc.join_scope():
-            assert _core.records_this_thread()
-
-    assert in_thread(work) == []
+    recorded: list[bool] = []
+    in_threads(lambda: recorded.append(_core.records_this_thread()))
+    assert recorded == [True]
 
 
 def test_threads_that_join_are_known_to_the_session(allocator: Any, service: Service) -> None:
     session = allocator.session.return_value = mock.Mock()
 
     def work() -> None:
-        with dtr_alloc.join_scope():
-            member.join.assert_called_once()
-            member.part.assert_not_called()
+        member.join.assert_called_once()
+        member.part.assert_not_called()
 
     with mock.patch.object(_core, "Member") as of:
         member = of.return_value
-        assert in_thread(work) == []
+        in_threads(work)
     of.assert_called_once_with(session)
     member.part.assert_called_once()
 
 
-def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
-    allocator: Any, service: Service
-) -> None:
+def test_a_later_session_is_not_left_by_who_joined_before(allocator: Any, service: Service) -> None:
     def work() -> None:
         with dtr_alloc.join_scope():
             assert _core.records_this_thread()
@@ -114,12 +94,12 @@ def test_a_session_that_comes_later_is_not_left_by_who_joined_before(
         assert not _core.records_this_thread()
 
     with mock.patch.object(_core, "Member") as of:
-        assert in_thread(work) == []
+        in_threads(work, join=False)
     of.assert_not_called()
 
 
 def test_it_may_end_in_another_thread_if_the_one_that_began_is_gone(allocator: Any) -> None:
     made: list[Service] = []
-    assert in_thread(lambda: made.append(Service(CudaScope(allocator, Steps())))) == []
+    in_threads(lambda: made.append(Service(CudaScope(allocator, Steps()))), join=False)
     made[0].end(lambda: None)
     assert current.scope() is None

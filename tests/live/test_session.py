@@ -14,9 +14,6 @@ from tests.support.exactness import bits, chain, same, scope
 MIB = 1 << 20
 
 
-# ---- The budget ----------------------------------------------------------------------------------
-
-
 def test_the_pool_never_passes_the_budget_and_every_tensor_reads_right() -> None:
     expected = [bits(t) for t in chain(64)]
     with dtr_alloc.rematerialize("1MiB") as session:
@@ -54,9 +51,8 @@ def test_a_storage_is_counted_once_in_the_largest_operator() -> None:
 def test_a_request_that_fails_though_the_bytes_are_free_asks_for_more_than_there_was() -> None:
     with scope("1MiB") as session:
         session._core.fail_allocation(1)
-        with pytest.raises(
-            torch.OutOfMemoryError, match=r"to at least 1\.01 MiB(?s:.*) in smaller pieces"
-        ):
+        told = r"to at least 1\.01 MiB(?s:.*) in smaller pieces"
+        with pytest.raises(torch.OutOfMemoryError, match=told):
             torch.ones(1000)
 
 
@@ -167,9 +163,6 @@ def test_what_is_no_tensor_is_refused_inside_of_a_scope_and_outside(call: str) -
         getattr(dtr_alloc, call)(3)
 
 
-# ---- What lives on -------------------------------------------------------------------------------
-
-
 def test_tensors_that_outlive_the_scope_are_ordinary_and_exact() -> None:
     expected = [bits(t) for t in chain(12)]
     with dtr_alloc.rematerialize("2MiB"):
@@ -201,9 +194,6 @@ def test_a_scope_left_by_an_exception_commits_as_well() -> None:
         dtr_alloc.evict(kept[4])
         raise KeyError
     assert same(bits(kept[4]), bits(chain(8)[4]))
-
-
-# ---- By hand -------------------------------------------------------------------------------------
 
 
 def test_evict_materialize_and_pin_by_hand() -> None:
@@ -239,9 +229,6 @@ def test_a_chain_of_200_000_operators_comes_back_without_deep_recursion() -> Non
         assert all(dtr_alloc.evict(x) for x in chain)
         assert bool((chain[-1] == 200_000).all())
         assert session.stats().rematerializations >= 200_000
-
-
-# ---- Failures ------------------------------------------------------------------------------------
 
 
 def test_every_allocation_of_a_training_step_may_fail() -> None:
@@ -320,7 +307,6 @@ def assert_sound_after(overfill: Callable[[list[object]], None]) -> None:
 
 
 def fill(kept: list[object]) -> None:
-    """With 9 MiB."""
     kept.extend(torch.empty(256, 1024).numpy() for _ in range(9))
 
 

@@ -13,6 +13,7 @@ import dtr_alloc
 from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.memory_history import CLASSES, History
 from tests.support.squeezed_training import MIB, SCRIPT, Layer, dumped, line_of, squeezed, train
+from tests.support.threads import in_threads
 
 
 def replay(snapshot: dict[str, Any]) -> tuple[int, int]:
@@ -32,7 +33,6 @@ def replay(snapshot: dict[str, Any]) -> tuple[int, int]:
 
 
 def firsts(snapshot: dict[str, Any], action: str) -> list[str]:
-    """The names of the first frames."""
     (trace,) = snapshot["device_traces"]
     return [e["frames"][0]["name"] for e in trace if e["action"] == action and e["frames"]]
 
@@ -40,9 +40,7 @@ def firsts(snapshot: dict[str, Any], action: str) -> list[str]:
 @pytest.mark.parametrize(
     "options", [{}, {"memory": "torch"}, {"swap": "8MiB"}], ids=["pool", "torch", "swap"]
 )
-def test_a_replay_of_the_snapshot_has_the_peak_and_what_is_live(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_replay_has_the_peak_and_what_is_live(tmp_path: Path, options: dict[str, Any]) -> None:
     with dtr_alloc.rematerialize("3MiB", events=True, clock="logical", **options) as session:
         kept = train()
         inside = dumped(session, tmp_path)
@@ -117,11 +115,8 @@ def test_evictions_and_recomputations_are_told_apart_by_operator(tmp_path: Path)
 
 def test_frames_name_the_scripts_lines_and_nobody_elses(tmp_path: Path) -> None:
     (trace,) = dumped(squeezed(), tmp_path)["device_traces"]
-    of_sine = [
-        entry
-        for entry in trace
-        if entry["frames"] and entry["frames"][0]["name"].endswith("aten::sin")
-    ]
+    named = [entry for entry in trace if entry["frames"]]
+    of_sine = [entry for entry in named if entry["frames"][0]["name"].endswith("aten::sin")]
     verbs = {entry["frames"][0]["name"] for entry in of_sine}
     assert {"aten::sin", "evict aten::sin", "rematerialize aten::sin"} <= verbs
     for entry in of_sine:
@@ -175,18 +170,11 @@ def test_a_refused_request_is_in_the_snapshot_that_is_written_then(tmp_path: Pat
 
 
 def test_threads_that_join_are_in_it(tmp_path: Path) -> None:
-    import threading
-
     def work() -> None:
-        with dtr_alloc.join_scope():
-            for _ in range(50):
-                torch.ones(1 << 14).exp().sum()
+        for _ in range(50):
+            torch.ones(1 << 14).exp().sum()
 
     with dtr_alloc.rematerialize("3MiB", events=True) as session:
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, work, work)
     now = session.stats()
     assert replay(dumped(session, tmp_path)) == (now.peak_bytes, now.live_bytes)

@@ -60,8 +60,6 @@ def assert_exact_with(
 def test_recipes_keep_what_an_extension_writes_over(
     extension: Any, way: str, what: str, before: str
 ) -> None:
-    """Whatever else took the address before it."""
-
     def program(layer: nn.Module, x: Tensor) -> list[Tensor]:
         h = (x * 2).sin()
         t = {"parameter": next(layer.parameters()), "input": x, "activation": h}[what].detach()
@@ -169,7 +167,6 @@ def test_an_extension_in_a_thread_that_has_not_joined_is_seen(extension: Any) ->
 
 @seen
 def test_an_address_that_cannot_be_paid_for_is_an_error(extension: Any) -> None:
-    """And the extension may ask again."""
     weight = torch.ones(1 << 18)
     with dtr_alloc.rematerialize("3MiB") as session:
         read = [weight * i for i in range(3)]

@@ -1,8 +1,7 @@
-"""Libraries that choose an algorithm by the workspace that it needs, as cuDNN does: one that is
-refused its workspace takes another, whose last bits differ. A replay has the room of the first run,
-for which the operator that waits for it gives up other arguments. Where the budget lacks the room
-even so, a strict scope raises, and tells a budget that has it.
-"""
+"""Libraries that choose an algorithm by its workspace, as cuDNN does, take another where they are
+refused it, whose last bits differ. A replay has the room of the first run, for which the operator
+that waits gives up other arguments. Where even so the budget lacks it, a strict scope raises, and
+tells a budget that has it."""
 
 import contextlib
 import threading
@@ -21,35 +20,25 @@ MIB = 1 << 20
 WORKSPACE = 8 * MIB
 
 
-class Plans:
-    """What each thread has chosen for each shape, and keeps to, as with cuDNN."""
+CHOSEN: dict[tuple[int, ...], bool] = {}
+"""Whether each thread takes a workspace for a shape: it keeps to that, as with cuDNN."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], bool] = {}
 
-    def forget(self) -> None:
-        self._kept.clear()
-
-    def workspace(self, shape: tuple[int, ...]) -> Tensor | None:
-        key = (threading.get_ident(), *shape)
-        if not self._kept.get(key, True):
-            return None
-        try:
+def workspace_for(*shape: int) -> Tensor | None:
+    made: Tensor | None = None
+    key = (threading.get_ident(), *shape)
+    if CHOSEN.get(key, True):
+        with contextlib.suppress(torch.OutOfMemoryError):
             made = torch.empty(WORKSPACE, dtype=torch.uint8)
-        except torch.OutOfMemoryError:
-            made = None
-        self._kept[key] = made is not None
-        return made
-
-
-plans = Plans()
+    CHOSEN[key] = made is not None
+    return made
 
 
 @torch.library.custom_op("planned::product", mutates_args=())
 def planned(a: Tensor, b: Tensor) -> Tensor:
     """With a workspace it is summed at once, without in two halves."""
     made = a.new_empty(a.shape[0], b.shape[1])
-    workspace = plans.workspace((*a.shape, *b.shape))
+    workspace = workspace_for(*a.shape, *b.shape)
     if workspace is not None:
         return torch.mm(a, b, out=made)
     half = a.shape[1] // 2
@@ -69,8 +58,7 @@ planned.register_autograd(
 
 @pytest.fixture(autouse=True)
 def start_again() -> None:
-    """As in a process that has chosen nothing so far."""
-    plans.forget()
+    CHOSEN.clear()
 
 
 class Network(nn.Module):
@@ -105,12 +93,12 @@ def trained() -> list[Tensor]:
 def test_a_budget_that_strict_tells_of_runs_exact() -> None:
     with dtr_alloc.measure():
         expected = trained()
-    plans.forget()
+    CHOSEN.clear()
     refused = pytest.raises(torch.OutOfMemoryError, match="strict=True")
     with refused as told, dtr_alloc.rematerialize("12MiB", strict=True):
         trained()
     budget: int = told.value.suggested_budget  # type: ignore[attr-defined]
-    plans.forget()
+    CHOSEN.clear()
     with dtr_alloc.rematerialize(budget, strict=True) as session:
         found = trained()
     assert all(map(torch.equal, found, expected))
@@ -119,7 +107,7 @@ def test_a_budget_that_strict_tells_of_runs_exact() -> None:
 
 def test_without_strict_the_same_budget_gives_other_bits() -> None:
     expected = trained()
-    plans.forget()
+    CHOSEN.clear()
     with dtr_alloc.rematerialize("12MiB"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = trained()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import _core
-from tests.support.exactness import assert_exact, scope
+from tests.support.exactness import exact, scope
 from tests.support.threads import in_threads
 
 Switch = Callable[[], contextlib.AbstractContextManager[object]]
@@ -88,25 +88,21 @@ COMPUTED: dict[str, tuple[Switch, Callable[[], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_was_computed_by_other_switches_is_recomputed_by_them(name: str) -> None:
+@exact
+def test_what_was_computed_by_other_switches_is_recomputed_by_them(name: str) -> Iterator[Tensor]:
     switch, compute = COMPUTED[name]
-
-    def program() -> Iterator[Tensor]:
-        with in_threads_of(1):
-            with switch():
-                made = compute()
-                grown = torch.cat([made.flatten(), made.flatten()])
-            yield grown
-            plain = compute()
-            dtr_alloc.evict(made)
-            yield made
-            yield plain
-
-    assert_exact(program)
+    with in_threads_of(1):
+        with switch():
+            made = compute()
+            grown = torch.cat([made.flatten(), made.flatten()])
+        yield grown
+        plain = compute()
+        dtr_alloc.evict(made)
+        yield made
+        yield plain
 
 
 def precision(operator: str) -> tuple[Callable[[], str], Callable[[str], object]]:
-    """Of oneDNN: asks for it, and sets it."""
     return (
         lambda: torch._C._get_fp32_precision_getter("mkldnn", operator),
         lambda to: torch._C._set_fp32_precision_setter("mkldnn", operator, to),
@@ -185,7 +181,6 @@ SHOWN: list[list[object]] = []
 
 @torch.library.custom_op("dtr_switches::shows", mutates_args=())
 def shows(x: Tensor) -> Tensor:
-    """Notes the switches that it sees."""
     SHOWN.append(flags())
     return x.clone()
 
@@ -248,9 +243,6 @@ def test_a_switch_that_cannot_be_put_is_named_when_it_is_needed_and_nothing_has_
         _core.refuse_switch("")
 
 
-# ---- Threads
-
-
 def test_the_number_of_a_threads_first_operator_counts_where_that_writes_in_place() -> None:
     """It is known only once the operator has run: a thread has none before."""
     torch.set_num_threads(1)
@@ -258,11 +250,7 @@ def test_the_number_of_a_threads_first_operator_counts_where_that_writes_in_plac
     expected = F.mish(x + 0, inplace=True)
     with dtr_alloc.rematerialize("64MiB"):
         written = x + 0
-
-        def work() -> None:
-            F.mish(written, inplace=True)
-
-        in_threads(work)
+        in_threads(lambda: F.mish(written, inplace=True))
         assert dtr_alloc.evict(written)
         assert torch.equal(written, expected)
 

@@ -45,9 +45,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("instruments", [{}, {"evict_always": True}], ids=["budget", "hardest"])
-def test_threads_that_train_under_one_budget_compute_what_they_compute_alone(
-    instruments: dict[str, bool],
-) -> None:
+def test_threads_in_one_budget_compute_what_they_do_alone(instruments: dict[str, bool]) -> None:
     batch = 64 if instruments else 512
     alone = [Trainer(seed, batch) for seed in range(3)]
     for trainer in alone:
@@ -76,14 +74,10 @@ def test_a_value_that_several_threads_need_at_once_is_recomputed_once() -> None:
         for _ in range(10):
             chain.append(chain[-1].sin())
         want = bits(chain[-1] * 2)
-
-        def read() -> None:
-            found.append(bits(chain[-1] * 2))
-
         for done in range(rounds):
             for value in chain[1:]:
                 assert dtr_alloc.evict(value)
-            in_threads(*[read] * 4)
+            in_threads(*[lambda: found.append(bits(chain[-1] * 2))] * 4)
             assert session.stats().rematerializations == 10 * (done + 1)
         session.check()
     assert len(found) == 4 * rounds
@@ -211,9 +205,7 @@ def test_a_trace_is_of_one_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("remedy", ["materialize", "pin", "join_scope"])
-def test_the_remedies_that_the_error_names_work_in_a_thread_that_has_not_joined(
-    remedy: str,
-) -> None:
+def test_the_remedies_that_the_error_names_work_in_a_thread_that_did_not_join(remedy: str) -> None:
     with dtr_alloc.rematerialize("4MiB"):
         x = torch.ones(256, 64).exp()
         want = x.sum().item()
@@ -251,14 +243,11 @@ def test_an_error_in_one_thread_leaves_the_others_exact() -> None:
 
 LETTING_GO = """
 import queue, sys, threading, torch, dtr_alloc
-
 given = queue.SimpleQueue()
-
 def let_go():
     while made := given.get():
         while made:
             made.pop()
-
 thread = threading.Thread(target=let_go)
 thread.start()
 with dtr_alloc.rematerialize("1MiB", device="cpu") as session:
@@ -287,30 +276,22 @@ def test_a_tensor_may_die_in_one_thread_while_another_evicts_it() -> None:
 
 ASKING = """
 import sys, threading, torch, dtr_alloc
-
 sys.setswitchinterval(1e-5)
-
 @torch.library.custom_op("tests_threads::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
-
 library = torch.library.Library("aten", "IMPL")
-
 def sinc(x):
     return torch.sin(x) / x
-
 @torch.library.custom_op("tests_threads::fails", mutates_args=())
 def fails(x: torch.Tensor) -> torch.Tensor:
     if failing:
         raise ValueError("not again")
     return x * 3
-
 asking, failing = True, False
-
 def ask():
     while asking:
         session.stats()
-
 thread = threading.Thread(target=ask)
 try:
     with dtr_alloc.rematerialize("64MiB", device="cpu") as session:
@@ -341,23 +322,18 @@ def test_what_python_has_seen_does_not_die_while_the_runtime_is_locked() -> None
 
 ENDING = """
 import weakref, numpy, torch, dtr_alloc
-
 asked, watched = [], []
-
 def ask(_):
     asked.append(session.stats().records)
-
 def batch():
     array = numpy.ones((256, 256), numpy.float32)
     watched.append(weakref.ref(array, ask))
     return torch.from_numpy(array)
-
 @torch.library.custom_op("tests_threads::pair", mutates_args=())
 def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     made = x * 2, x * 3
     watched.append(weakref.ref(made[1], ask))
     return made
-
 with dtr_alloc.rematerialize("1MiB", device="cpu", heuristic="lru", debug=True) as session:
     x = torch.ones(1000)
     END
@@ -380,14 +356,11 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_what_ends_may_ask_the_runtime(end: str) -> None:
-    """As whoever has it may do, in a function that is called then. The runtime must not be locked,
-    or the function waits for its own thread."""
+    """In a function that is called then: a locked runtime would wait for its own thread."""
     assert printed(ENDING.replace("END", ENDS[end])) == "True\n"
 
 
-def test_what_read_a_tensor_before_another_thread_wrote_it_is_right_though_a_third_pins_it() -> (
-    None
-):
+def test_what_read_a_tensor_before_a_thread_wrote_it_is_right_though_a_third_pins_it() -> None:
     for _ in range(5):
         with scope(None):
             base = torch.linspace(0, 1, 1 << 24)
