@@ -14,11 +14,9 @@ from dtr_alloc.__main__ import main
 MODEL = """
 import torch
 from torch import nn
-
 def model():
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
-
 def digest(net):
     return sum(p.detach().double().sum().item() for p in net.parameters()).hex()
 """
