@@ -95,9 +95,7 @@ def test_a_failure_above_a_budget_that_works_is_found() -> None:
         partial(lstm, hidden=32, length=24, texts=16),
     ],
 )
-def test_every_budget_above_the_smallest_works_and_training_says_the_same(
-    make: Callable[[], Job],
-) -> None:
+def test_each_budget_above_the_smallest_works_and_training_says_so(make: Callable[[], Job]) -> None:
     cells = simulate("small", "logical", *record(make, "logical"), range(100, 4, -1))
     found = floor(make, cells, check=True)
     assert found.gaps == []

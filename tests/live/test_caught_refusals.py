@@ -1,7 +1,6 @@
-"""An operator that is refused memory, catches the error and goes on: cuDNN takes another algorithm
-then, whose results may differ in the last bits from those of a run with more memory. Nobody would
-know, so it is told. Where cuDNN finds no algorithm at all, its own error is told what was refused.
-"""
+"""An operator that is refused memory, catches the error and goes on, as cuDNN does by an algorithm
+whose last bits may differ: nobody would know, so it is told. Where cuDNN finds no algorithm at all,
+its own error is told what was refused."""
 
 import contextlib
 import re

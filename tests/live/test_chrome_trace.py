@@ -87,9 +87,7 @@ def test_they_lie_where_torchs_profile_has_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["no JSON", "[]", '{"traceEvents": []}', '{"baseTimeNanoseconds": 0}']
 )
-def test_a_file_that_is_no_profile_is_refused_before_anything_is_written(
-    tmp_path: Path, text: str
-) -> None:
+def test_what_is_no_profile_is_refused_before_a_file_is_written(tmp_path: Path, text: str) -> None:
     wrong, out = tmp_path / "wrong.json", tmp_path / "run.json"
     wrong.write_text(text)
     with dtr_alloc.rematerialize("3MiB", events=True) as session:

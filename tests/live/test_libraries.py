@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -368,9 +367,7 @@ def test_a_first_call_that_compiles_is_not_taken_as_its_price() -> None:
         (("c10d::*",), ValueError, "which talks to other processes"),
     ],
 )
-def test_names_that_would_do_nothing_are_refused(
-    names: Any, error: type[Exception], text: str
-) -> None:
+def test_names_that_do_nothing_are_refused(names: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         dtr_alloc.rematerialize("1MiB", recordable=names).__enter__()
     with pytest.raises(error, match=text):
@@ -384,19 +381,12 @@ def test_names_that_are_taken() -> None:
             assert dtr_alloc.evict(attention(wide(), wide(), wide())[0])
 
 
-needs_torchvision = pytest.mark.skipif(
-    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
-)
-
-
 @pytest.mark.slow
-@needs_torchvision
 @pytest.mark.parametrize(
     "name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"]
 )
 def test_torchvisions_detectors(name: str) -> None:
-    from torchvision.models import detection  # type: ignore
-
+    detection = pytest.importorskip("torchvision.models.detection")
     torch.manual_seed(1)
     model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=5).train()
     boxes = torch.tensor([[30.0, 30.0, 190.0, 220.0], [60.0, 90.0, 280.0, 250.0]])

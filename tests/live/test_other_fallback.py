@@ -14,7 +14,6 @@ HEADER = Path(torch.__file__).parent / "include/c10/core/impl/FakeTensorModeTLS.
 with_fake_mode = pytest.mark.skipif(
     not HEADER.exists(), reason="before 2.14 torch has no fake mode in C++"
 )
-WHENS = ("never", "before", "between", "after")
 
 BEGIN = """
 import sys
@@ -27,6 +26,7 @@ def now(name):
         other_fallback.register()
 now("before")
 """
+BESIDE = f"{BEGIN}import dtr_alloc"
 
 STEP = """
 def step():
@@ -69,15 +69,19 @@ def run(program: str, *arguments: str) -> str:
     return printed(program, str(BUILD), *arguments)
 
 
-@pytest.mark.parametrize("when", WHENS)
+@pytest.mark.parametrize("when", ["never", "before", "between", "between, and goes", "after"])
 def test_a_step_in_a_scope_is_exact_and_theirs_sees_none_of_it(when: str) -> None:
-    program = f"""{BEGIN}
-import dtr_alloc
+    program = f"""{BESIDE}
+import warnings
 {STEP}
 expected = step()
+warnings.simplefilter("error")
 first, _ = in_scope()
 now("between")
+now("between, and goes")
 second, evictions = in_scope()
+if when.endswith("goes"):
+    other_fallback.drop()
 now("after")
 third, _ = in_scope()
 assert all(same(made, expected) for made in (first, second, third))
@@ -85,23 +89,6 @@ assert evictions > 0
 print(other_fallback.seen())
 """
     assert run(program, when).strip() == "[]"
-
-
-def test_a_library_that_goes_again_leaves_no_trace() -> None:
-    program = f"""{BEGIN}
-import warnings
-import dtr_alloc
-{STEP}
-expected = step()
-warnings.simplefilter("error")
-first, _ = in_scope()
-other_fallback.register()
-second, _ = in_scope()
-other_fallback.drop()
-third, _ = in_scope()
-print(all(same(made, expected) for made in (first, second, third)))
-"""
-    assert run(program, "never").strip() == "True"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +102,7 @@ now("after")
 made, seen = in_their_mode()
 print(made.shape, other_fallback.is_fake(made), seen)
 """
-    beside = f"""{BEGIN}
-import dtr_alloc
+    beside = f"""{BESIDE}
 {STEP}{THEIR_MODE}
 now("between")
 in_scope()
@@ -131,8 +117,7 @@ print(made.shape, other_fallback.is_fake(made), seen)
 
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_a_fake_tensor_in_a_scope_is_theirs_and_real_ones_beside_it_are_ours(when: str) -> None:
-    program = f"""{BEGIN}
-import dtr_alloc
+    program = f"""{BESIDE}
 now("between")
 with dtr_alloc.rematerialize("1MiB") as session:
     real = torch.ones(64, 64)
@@ -151,8 +136,7 @@ with dtr_alloc.rematerialize("1MiB") as session:
 
 @pytest.mark.parametrize("when", ["never", "before"])
 def test_operators_defined_after_us_are_recorded(when: str) -> None:
-    program = f"""{BEGIN}
-import dtr_alloc
+    program = f"""{BESIDE}
 def define():
     library = torch.library.Library("late", "FRAGMENT")
     library.define("double(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
@@ -218,33 +202,29 @@ print([*told, both()], unreal)
     assert run(program, when, first).strip() == f"{[cpu, cpu, cpu]} True"
 
 
-@pytest.mark.parametrize("when", ["never", "before"])
-def test_a_kernel_for_fake_tensors_that_comes_inside_a_scope_gets_no_real_ones(when: str) -> None:
-    """As register_fake() of a later torch will give one to every custom operator."""
-    program = f"""{BEGIN}
-import dtr_alloc
-with dtr_alloc.rematerialize("1MiB") as session:
-    x = torch.ones(8)
+DEFINED = {
+    # As register_fake() of a later torch will give one to every custom operator.
+    "with a kernel for fake tensors, which gets no real ones": """
     library = torch.library.Library("late", "FRAGMENT")
     library.define("double(Tensor x) -> Tensor")
     library.impl(op_name="double", fn=lambda x: x * 2, dispatch_key="CPU")
     library.impl("double", fn=torch.empty_like, dispatch_key="Fake")
-    y = torch.ops.late.double(x)
-    print(y.tolist() == [2] * 8, session.stats().operators)
-"""
-    assert run(program, when).strip() == "True 2"
-
-
-@pytest.mark.parametrize("when", ["never", "before"])
-def test_an_operator_that_a_library_defines_inside_a_scope_is_recorded(when: str) -> None:
-    """One in C++, which no Python tells of."""
-    program = f"""{BEGIN}
-import dtr_alloc
-with dtr_alloc.rematerialize("1MiB") as session:
-    x = torch.ones(8)
+""",
+    "in C++, which no Python tells of": """
     library = torch._C._dispatch_library("FRAGMENT", "late", "")
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", "CPU", lambda x: x * 2, False)
+""",
+}
+
+
+@pytest.mark.parametrize("when", ["never", "before"])
+@pytest.mark.parametrize("how", DEFINED)
+def test_an_operator_that_a_library_defines_inside_a_scope_is_recorded(how: str, when: str) -> None:
+    program = f"""{BESIDE}
+with dtr_alloc.rematerialize("1MiB") as session:
+    x = torch.ones(8)
+{DEFINED[how]}
     y = torch.ops.late.double(x)
     print(y.tolist() == [2] * 8, session.stats().operators)
 """
@@ -255,9 +235,8 @@ with dtr_alloc.rematerialize("1MiB") as session:
 def test_what_a_thread_of_torchs_own_computes_for_a_scope_is_real(when: str) -> None:
     """It has the key of who started the work. The process ends by itself, because torch's pool of
     threads may abort at an ordinary exit (seen with 2.13, without us)."""
-    program = f'''{BEGIN}
+    program = f'''{BESIDE}
 import os
-import dtr_alloc
 unit = torch.jit.CompilationUnit("""
 def sine(x):
     return torch.sin(x)
@@ -272,11 +251,8 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("when", ["never", "before"])
-def test_a_higher_order_operator_has_its_fake_implementation_for_fake_tensors_alone(
-    when: str,
-) -> None:
-    program = f"""{BEGIN}
-import dtr_alloc
+def test_a_higher_order_operator_has_its_fake_kernel_for_fake_tensors_alone(when: str) -> None:
+    program = f"""{BESIDE}
 from torch._higher_order_ops.cond import cond_op
 kernel = lambda pred, true, false, operands: (torch.empty(3, device="meta"),)
 key = torch._C._parse_dispatch_key("Fake")
@@ -295,9 +271,8 @@ print(told, cond_op.py_kernels[key] is kernel)
 
 @with_fake_mode
 def test_their_mode_goes_on_in_its_thread_whatever_scopes_do() -> None:
-    program = f"""{BEGIN}
+    program = f"""{BESIDE}
 import threading
-import dtr_alloc
 def fakes():
     return other_fallback.is_fake(torch.ones(3))
 def in_their_mode():

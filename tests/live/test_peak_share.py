@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,57 +15,37 @@ from dtr_alloc.runtime.simulate.simulator import Simulator
 ROWS, WIDTH, LAYERS = 512, 64, 8
 
 
-def train(scope: Any, rows: tuple[int, ...] = (ROWS,) * 3) -> tuple[Any, list[torch.Tensor], int]:
-    """The session, the parameters, and the bytes of gradients and of Adam's state, one trained in
-    the scope and one made before it."""
+def train(scope: Any, rows: tuple[int, ...] = (ROWS,) * 3) -> tuple[Any, Any, int, list[int]]:
+    """The session, the parameters, the bytes of gradients and of Adam's state, and each step's
+    peak. It trains in the scope what was made before it."""
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)])
     optimizer = torch.optim.Adam(net.parameters())
+    peaks = []
     with scope as session:
         for count in rows:
             optimizer.zero_grad()
             net(torch.randn(count, WIDTH)).square().mean().backward()
             optimizer.step()
+            peaks.append(session.stats().peak_bytes)
             session.reset_peak()
     kept = [p.grad for p in net.parameters()]
     kept += [t for state in optimizer.state.values() for t in state.values()]
     bytes_ = sum(-(-t.nbytes // 512) * 512 for t in kept if t is not None)
-    return session, [p.detach() for p in net.parameters()], bytes_
+    return session, [p.detach() for p in net.parameters()], bytes_, peaks
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 @pytest.mark.parametrize("within", [None, "3MiB"])
-def test_the_first_step_sets_the_budget_to_the_share_and_what_stays(
-    memory: Any, within: str | None
-) -> None:
-    eager = _Peaks(dtr_alloc.measure())
-    _, plain, stays = train(eager)
-    peak = max(eager.seen)
-    session, ours, _ = train(dtr_alloc.rematerialize("60%", within=within, memory=memory))
+def test_the_first_step_sets_the_share_and_what_stays(memory: Any, within: str | None) -> None:
+    _, plain, stays, peaks = train(dtr_alloc.measure())
+    session, ours, *_ = train(dtr_alloc.rematerialize("60%", within=within, memory=memory))
     budget = session.stats().budget_bytes
-    assert budget == pytest.approx(0.6 * (peak - stays) + stays, rel=0.02)
+    assert budget == pytest.approx(0.6 * (max(peaks) - stays) + stays, rel=0.02)
     assert session.stats().peak_bytes <= budget
     assert session.stats().evictions > 0
     assert all(map(torch.equal, plain, ours))
     assert "that must stay: " in session.summary()
-
-
-class _Peaks:
-    """A scope that notes its peak before each reset."""
-
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
-        self.seen: list[int] = []
-
-    def __enter__(self) -> Any:
-        self._session = self._scope.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
-
-    def reset_peak(self) -> None:
-        self.seen.append(self._session.stats().peak_bytes)
 
 
 def test_what_a_closure_computes_is_no_part_of_the_optimizers_step() -> None:
@@ -94,10 +74,9 @@ def test_what_a_closure_computes_is_no_part_of_the_optimizers_step() -> None:
 
 
 def test_a_second_step_that_needs_more_sets_the_budget_once_more() -> None:
-    first, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS,))
-    second, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS, 2 * ROWS))
-    third, _, _ = train(dtr_alloc.rematerialize("60%"), (ROWS, ROWS, ROWS + ROWS // 2))
-    budgets = [session.stats().budget_bytes for session in (first, second, third)]
+    rows = (ROWS,), (ROWS, 2 * ROWS), (ROWS, ROWS, ROWS + ROWS // 2)
+    sessions = [train(dtr_alloc.rematerialize("60%"), counts)[0] for counts in rows]
+    budgets = [session.stats().budget_bytes for session in sessions]
     assert budgets[1] > 1.5 * budgets[0]
     assert budgets[2] == pytest.approx(budgets[0], rel=0.01)  # A third step sets nothing.
 
@@ -208,8 +187,7 @@ def test_a_program_without_an_optimizers_step_is_told_so() -> None:
 
 def test_a_trace_tells_what_stays_as_the_scope_does() -> None:
     with dtr_alloc.record_trace() as recording:
-        session = contextlib.nullcontext(SimpleNamespace(reset_peak=lambda: None))
-        _, _, stays = train(session)
+        _, _, stays, _ = train(contextlib.nullcontext(Mock()))
     assert recording.trace is not None
     simulator = Simulator(recording.trace)
     found, peak = simulator.stays_bytes, simulator.baseline.peak_bytes

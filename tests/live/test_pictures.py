@@ -18,8 +18,6 @@ from dtr_alloc.runtime.scope import sites, snapshot
 from dtr_alloc.runtime.scope.memory_history import CLASSES, History
 from tests.support.squeezed_training import SCRIPT, Layer, dumped, line_of, squeezed, train
 
-# ---- What is held
-
 
 def test_modules_of_one_call_have_their_own_names() -> None:
     class Net(nn.Module):
@@ -76,9 +74,6 @@ def test_layers_with_gaps_between_them_are_listed() -> None:
     del kept
 
 
-# ---- Classes
-
-
 def test_classes_are_what_is_known_of_a_tensor() -> None:
     with dtr_alloc.rematerialize("64MiB", events=True) as session:
         trained = train(1)
@@ -113,9 +108,6 @@ def test_counters_by_class_are_beside_the_spans(tmp_path: Path) -> None:
     assert sum(counters[-1].values()) == session.stats().live_bytes
 
 
-# ---- The plot
-
-
 def test_a_plot_shows_classes_phases_and_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,21 +134,14 @@ def test_an_empty_scope_has_pictures_too(tmp_path: Path) -> None:
     assert session.held().size_bytes == 0
 
 
-def test_a_plot_without_matplotlib_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_a_plot_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = squeezed()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         session.plot(tmp_path / "memory.png")
 
 
-# ---- What is kept
-
-
-def test_each_picture_says_that_older_events_were_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_tell_of_dropped_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
     def texts(session: dtr_alloc.Session) -> list[str]:
@@ -214,9 +199,6 @@ def test_evictions_are_the_same_with_events() -> None:
         return now.evictions, now.rematerializations
 
     assert evictions(True) == evictions(False)
-
-
-# ---- What others see
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # Torch 2.11 says so once.

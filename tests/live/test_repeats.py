@@ -65,9 +65,7 @@ def test_with_two_threads_a_sum_at_indices_keeps_the_bits_that_it_was_made_with(
             assert torch.equal(made, first)
 
 
-def test_of_several_values_for_one_place_the_one_that_was_written_stays(
-    threads: Callable[[int], None],
-) -> None:
+def test_of_values_for_one_place_the_written_one_stays(threads: Callable[[int], None]) -> None:
     threads(2)
     values = torch.randn(1, 64, 128, 128).to(memory_format=torch.channels_last)
     places = torch.randint(0, 1000, (1, 64, 128, 128))
@@ -109,9 +107,7 @@ def test_where_it_repeats_itself_it_is_evicted_and_recomputed(
 
 
 @pytest.mark.parametrize("name", ["index_put_", "put"])
-def test_without_sums_the_same_operators_are_recomputed_as_ever(
-    name: str, threads: Callable[[int], None]
-) -> None:
+def test_without_sums_they_are_recomputed(name: str, threads: Callable[[int], None]) -> None:
     threads(2)
     with dtr_alloc.rematerialize("256MiB"):
         x, i = torch.zeros(1000), torch.randperm(1000)

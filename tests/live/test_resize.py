@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -151,14 +151,12 @@ def test_what_is_released_goes_back_to_the_system_and_returns_when_touched() -> 
 
 @pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13: more stays in memory")
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_between_forward_and_backward_the_activations_leave_the_process(
-    memory: Literal["pool", "torch"],
-) -> None:
+def test_between_forward_and_backward_the_activations_leave_the_process(memory: Any) -> None:
     expected = trained_beside(memory, releases=False)
     assert all(map(torch.equal, trained_beside(memory, releases=True), expected))
 
 
-def trained_beside(memory: Literal["pool", "torch"], *, releases: bool) -> list[torch.Tensor]:
+def trained_beside(memory: Any, *, releases: bool) -> list[torch.Tensor]:
     """The gradients of a step, in whose middle the memory is perhaps lent to somebody else."""
     torch.manual_seed(0)
     job = gpt()
@@ -244,7 +242,6 @@ def test_an_accepted_budget_holds_though_others_begin_to_read_meanwhile() -> Non
     stop, tries, refused, over, disturbed = threading.Event(), 60, 0, 0, []
 
     def compute() -> None:
-        """What fits each budget that is not refused."""
         with dtr_alloc.join_scope():
             while not stop.is_set():
                 try:

@@ -6,7 +6,7 @@ import re
 import threading
 import warnings
 from collections.abc import Generator
-from typing import Literal
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_a_forked_child_reads_what_was_evicted() -> None:
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_a_fork_leaves_the_parent_room_for_its_operators(memory: Literal["pool", "torch"]) -> None:
+def test_a_fork_leaves_the_parent_room_for_its_operators(memory: Any) -> None:
     with dtr_alloc.rematerialize("2MiB", memory=memory) as session:
         held = [torch.full((1 << 14,), float(n)).exp() for n in range(60)]  # 3.75 MiB.
         expected = float((held[1] * 2).sum())
@@ -54,9 +54,7 @@ def test_a_fork_leaves_the_parent_room_for_its_operators(memory: Literal["pool",
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing(
-    memory: Literal["pool", "torch"],
-) -> None:
+def test_a_child_opens_a_scope_whatever_threads_of_the_parent_were_doing(memory: Any) -> None:
     inside, over = threading.Event(), threading.Event()
 
     def code() -> list[Tensor]:
@@ -283,9 +281,7 @@ def test_the_bytes_beyond_the_budget_are_counted_at_the_end_not_at_an_earlier_pe
 
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
-def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(
-    memory: Literal["pool", "torch"],
-) -> None:
+def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(memory: Any) -> None:
     scope = dtr_alloc.rematerialize("8MiB", memory=memory)
     session = scope.__enter__()
     x = torch.ones(1 << 17).exp()

@@ -46,9 +46,7 @@ WARNING = [lone_variance, by_python, by_torch_in_python]
 
 
 @pytest.mark.parametrize("warns", WARNING)
-def test_a_program_is_warned_once_for_each_call_of_its_own(
-    warns: Callable[[Tensor], Tensor],
-) -> None:
+def test_a_program_is_warned_once_for_each_own_call(warns: Callable[[Tensor], Tensor]) -> None:
     with scope(None) as session, told() as texts:
         x = warns(torch.ones(1024, 64))
         assert dtr_alloc.evict(x)

@@ -126,9 +126,7 @@ def test_the_log_tells_once_that_the_budget_is_reached(caplog: pytest.LogCapture
     assert caplog.messages == [told]
 
 
-def test_without_a_step_the_end_of_the_scope_tells_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_step_the_scopes_end_tells_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dtr_alloc")
     with dtr_alloc.rematerialize("12MiB"):
         training(optimizes=False)()
