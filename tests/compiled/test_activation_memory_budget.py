@@ -1,8 +1,5 @@
-"""Torch's `activation_memory_budget` in our backend: the gradients are those without it.
-
-Torch alone has the backward graph draw a dropout anew (findings/memory_budget_redraws_dropout.sh).
-Most tests run the graphs as torch's operators, which compiles in no time.
-"""
+"""Torch's `activation_memory_budget` in our backend: the gradients are those without it. Torch
+alone draws a dropout anew in the backward graph (findings/memory_budget_redraws_dropout.sh)."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -256,12 +253,10 @@ def test_the_programs_own_way_to_cut_graphs_stays() -> None:
 ASKED = """
 import torch
 import dtr_alloc
-
 def summary(block):
     with dtr_alloc.rematerialize("64MiB") as session:
         block(torch.ones(64, 64)).sum().backward()
     return session.summary()
-
 block = torch.nn.Linear(64, 64)
 words = "asked for, and has compiled nothing"
 assert words not in summary(block)

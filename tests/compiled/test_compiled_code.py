@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from tests.compiled.test_compiled_regions import of_torch
-from tests.support.exactness import assert_exact, assert_exact_within, bits, grad_of, same, scope
+from tests.support.exactness import assert_exact, assert_exact_within, exact, grad_of, scope
 from tests.support.own_process import printed
 from tests.support.threads import in_threads
 
@@ -68,27 +68,21 @@ def test_training_under_budgets_is_that_without(share: float) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_without_gradients(mode: Callable[[], Any]) -> None:
+@exact
+def test_without_gradients(mode: Callable[[], Any]) -> Iterator[Tensor]:
     compiled = torch.compile(wave)
-
-    def program() -> Iterator[Tensor]:
-        with mode():
-            yield compiled(torch.randn(64, 64).exp()).exp().clone()
-
-    assert_exact(program)
+    with mode():
+        yield compiled(torch.randn(64, 64).exp()).exp().clone()
 
 
-def test_shapes_that_vary() -> None:
+@exact
+def test_shapes_that_vary() -> Iterator[Tensor]:
     compiled = torch.compile(lambda x: gelu(x) * x.shape[0], dynamic=True)
-
-    def program() -> Iterator[Tensor]:
-        for rows in (16, 24, 40):
-            x = torch.randn(rows, 64).exp().requires_grad_()
-            y = compiled(x.sin())
-            y.sum().backward()
-            yield from (y, grad_of(x))
-
-    assert_exact(program)
+    for rows in (16, 24, 40):
+        x = torch.randn(rows, 64).exp().requires_grad_()
+        y = compiled(x.sin())
+        y.sum().backward()
+        yield from (y, grad_of(x))
 
 
 @each_backend
@@ -102,16 +96,13 @@ def test_a_graph_break(backend: str) -> None:
     assert_exact(lambda: training(compiled, blocks=2))
 
 
-def test_several_results_and_one_argument_that_comes_twice() -> None:
+@exact
+def test_several_results_and_one_argument_that_comes_twice() -> Iterator[Tensor]:
     compiled = torch.compile(lambda a, b, c: (a + b * 2, (a * c).sum(0), a.view(-1)))
-
-    def program() -> Iterator[Tensor]:
-        x = torch.randn(64, 64).exp()
-        yield from (one.sin() for one in compiled(x, x, x.sin()))
-        yield from compiled(x[:32], x[32:], x[:32].exp())
-        yield x
-
-    assert_exact(program)
+    x = torch.randn(64, 64).exp()
+    yield from (one.sin() for one in compiled(x, x, x.sin()))
+    yield from compiled(x[:32], x[32:], x[:32].exp())
+    yield x
 
 
 def test_an_operator_inside_it_may_read_a_buffer_that_is_written_later() -> None:
@@ -168,12 +159,9 @@ def test_running_statistics_that_eager_operators_read(backend: str) -> None:
 
 
 def test_constants_that_were_made_while_it_was_compiled() -> None:
-    def shifted(x: Tensor) -> Tensor:
-        return x.sin() + torch.tensor([float(i) for i in range(256)])
-
     def program() -> Iterator[Tensor]:
         torch._dynamo.reset()
-        compiled = torch.compile(shifted)
+        compiled = torch.compile(lambda x: x.sin() + torch.tensor([float(i) for i in range(256)]))
         for _ in range(3):
             yield compiled(torch.randn(16, 256).exp()).exp()
 
@@ -264,12 +252,12 @@ def test_arguments_that_it_lets_go_are_free_while_it_still_runs() -> None:
 def test_threads_that_join(backend: str) -> None:
     compiled = torch.compile(wave, backend=backend)
     x = torch.randn(64, 64)
-    expected = bits(compiled(x.exp()))
+    expected = compiled(x.exp())
     with scope(None, evict_always=True):
         made = x.exp()
 
         def work() -> None:
-            assert same(bits(compiled(made)), expected)
+            assert torch.equal(compiled(made), expected)
 
         in_threads(work, work)
 
@@ -289,7 +277,6 @@ import sys
 import torch
 import dtr_alloc
 from types import SimpleNamespace
-
 x = torch.randn(64, 64)
 finders = list(sys.meta_path)
 {opened}
@@ -297,6 +284,9 @@ assert "torch._inductor.output_code" not in sys.modules, "a scope imports Induct
 assert "torch._dynamo" not in sys.modules, "a scope imports Dynamo"
 compiled = torch.compile(lambda x: x.sin() * 2 + 1)
 {used}
+output_code = sys.modules["torch._inductor.output_code"]
+assert not hasattr(output_code.CompiledFxGraph.__call__, "__wrapped__")
+assert all("dtr_alloc" not in str(type(finder)) for finder in sys.meta_path)
 print("done")
 """
 
@@ -309,17 +299,9 @@ print("done")
             "scope = dtr_alloc.rematerialize(None)\n"
             "with instrumented(evict_always=True):\n    scope.__enter__()",
             "assert torch.equal(compiled(x.exp()), compiled(x.exp().clone()))\n"
-            "scope.__exit__(None, None, None)\n"
-            "output_code = sys.modules['torch._inductor.output_code']\n"
-            "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')\n"
-            "assert all('dtr_alloc' not in str(type(finder)) for finder in sys.meta_path)",
+            "scope.__exit__(None, None, None)",
         ),
-        (
-            "with dtr_alloc.measure():\n    x.exp()\nassert sys.meta_path == finders",
-            "compiled(x)\n"
-            "output_code = sys.modules['torch._inductor.output_code']\n"
-            "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
-        ),
+        ("with dtr_alloc.measure():\n    x.exp()\nassert sys.meta_path == finders", "compiled(x)"),
         (
             "from dtr_alloc.runtime.scope.current import CudaScope\n"
             "from dtr_alloc.runtime.scope.serving import Service\n"
@@ -332,10 +314,7 @@ print("done")
             "    def reading(self, tensor):\n"
             "        pass\n"
             "service = Service(CudaScope(SimpleNamespace(session=Session), Steps()))",
-            "compiled(x)\nassert seen and seen[0] is x, seen\n"
-            "service.end(lambda: None)\n"
-            "output_code = sys.modules['torch._inductor.output_code']\n"
-            "assert not hasattr(output_code.CompiledFxGraph.__call__, '__wrapped__')",
+            "compiled(x)\nassert seen and seen[0] is x, seen\nservice.end(lambda: None)",
         ),
     ],
     ids=["imported in the scope", "imported after it", "allocator"],

@@ -25,7 +25,6 @@ _within: list[Callable[[], Any]] = []
 
 @torch.library.custom_op("dtr_costs::calls", mutates_args=())
 def calls(x: Tensor) -> Tensor:
-    """The sine, by an operator that runs compiled code on its way."""
     _within[-1]()
     return x.sin()
 
@@ -141,17 +140,13 @@ def counted(session: Session, run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def test_a_call_within_a_call_counts_once() -> None:
+    def inner() -> None:
+        code(session, [], run=nap, name=2)
+        nap()
+
     with dtr_alloc.rematerialize(None) as session:
-
-        def inner() -> None:
-            code(session, [], run=nap, name=2)
-            nap()
-
-        def both() -> None:
-            code(session, [], run=inner, name=1)
-
-        both()  # The first time is not looked at.
-        sum_, passed = counted(session, both)
+        code(session, [], run=inner, name=1)  # The first time is not looked at.
+        sum_, passed = counted(session, lambda: code(session, [], run=inner, name=1))
     assert 2 * NAP <= sum_ <= passed
 
 
@@ -177,18 +172,14 @@ def test_a_call_within_an_operator_counts_once() -> None:
 
 
 def test_the_search_for_memory_is_none_of_its_time() -> None:
+    def allocate() -> None:
+        empty_strided_cpu((6 * MIB,), (1,), torch.uint8)
+
     with dtr_alloc.rematerialize("8MiB", thrash_limit=0) as session:
-
-        def allocate() -> None:
-            empty_strided_cpu((6 * MIB,), (1,), torch.uint8)
-
-        def evicting() -> None:
-            code(session, [], run=allocate)
-
         x = torch.ones(ELEMENTS)
         code(session, [])
         kept = [x + i for i in range(96)]
-        sum_, passed = counted(session, evicting)
+        sum_, passed = counted(session, lambda: code(session, [], run=allocate))
         assert sum(map(dtr_alloc.is_evicted, kept)) > 48
         del kept
     assert sum_ <= passed
