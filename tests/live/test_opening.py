@@ -79,9 +79,7 @@ def elsewhere() -> Iterator[dtr_alloc.Session]:
     thread.join()  # It waits for those who joined.
 
 
-def test_a_thread_has_joined_or_not_wherever_it_is_interrupted(
-    elsewhere: dtr_alloc.Session,
-) -> None:
+def test_a_thread_has_joined_or_not_wherever_interrupted(elsewhere: dtr_alloc.Session) -> None:
     opened = current.scope()
     assert opened is not None
 
@@ -121,32 +119,27 @@ def test_a_budget_is_the_old_or_the_new_one_wherever_its_change_is_interrupted()
         assert walk(lambda: session.resize("1MiB"), check) >= 10
 
 
-@pytest.fixture
-def allocator() -> mock.Mock:
-    """One that has had no request for memory yet."""
-    made = mock.Mock()
-    made.session.return_value = None
-    return made
+def serving() -> Service:
+    """Of an allocator that has had no request for memory yet."""
+    allocator: Any = mock.Mock(session=lambda: None)
+    return Service(CudaScope(allocator, Steps()))
 
 
-def test_an_allocator_serves_or_not_wherever_its_begin_is_interrupted(allocator: Any) -> None:
+def test_an_allocator_serves_or_not_wherever_its_begin_is_interrupted() -> None:
     before = of_the_process()
     services: list[Service] = []
-
-    def begin() -> None:
-        services.append(Service(CudaScope(allocator, Steps())))
 
     def check() -> None:
         assert of_the_process() == before
 
-    assert walk(begin, check) >= 100
+    assert walk(lambda: services.append(serving()), check) >= 100
     services[0].end(lambda: None)
     check()
 
 
-def test_an_allocator_is_removed_or_serves_wherever_its_end_is_interrupted(allocator: Any) -> None:
+def test_an_allocator_is_removed_or_serves_wherever_its_end_is_interrupted() -> None:
     before = of_the_process()
-    services = [Service(CudaScope(allocator, Steps()))]
+    services = [serving()]
     removals: list[int] = []
 
     def end() -> None:
@@ -154,14 +147,14 @@ def test_an_allocator_is_removed_or_serves_wherever_its_end_is_interrupted(alloc
 
     def check() -> None:
         if not removals:
-            serving = current.scope()
-            assert serving is not None
-            assert serving._admits
+            opened = current.scope()
+            assert opened is not None
+            assert opened._admits
             assert _core.records_this_thread()
             return
         assert of_the_process() == before
         removals.clear()
-        services[:] = [Service(CudaScope(allocator, Steps()))]
+        services[:] = [serving()]
 
     assert walk(end, check) >= 10
     check()
