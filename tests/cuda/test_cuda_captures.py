@@ -30,8 +30,8 @@ def test_the_budget_can_change_and_free_pages_go_back_during_a_capture_too() -> 
     assert "resize it to at least 8.00 MiB" in refusal
 
 
-def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone() -> None:
-    seen = tell(
+def test_memory_of_a_graph_is_that_of_its_streams_alone_until_the_graph_is_gone() -> None:
+    *seen, error = tell(
         """
         allocator = swap()
         core = allocator._core
@@ -51,12 +51,16 @@ def test_memory_of_a_graph_is_used_by_nobody_else_until_the_graph_is_gone() -> N
         before = core.pool_stats(0).live
         core.release_pool(0, 7)
         given_back = before - core.pool_stats(0).live
+        core.begin_capture(0, 8, [])  # Of other streams than this one.
+        aside = not core.live_in_pool(0, 8, [allocator.allocate(MIB)])
+        core.end_capture(0, 8)
         core.check(0)
         print(json.dumps([reused, quarantined, a in others, live, uses, core.pool_uses(0, 7),
-                          given_back]))
+                          given_back, aside, refused(lambda: core.end_capture(0, 8))]))
         """
     )
-    assert seen == [True, 1 << 20, False, [True, False], 1, 0, 4 << 20]
+    assert seen == [True, 1 << 20, False, [True, False], 1, 0, 4 << 20, True]
+    assert "no capture into this memory pool is under way" in error[1]
 
 
 def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it() -> None:
@@ -82,19 +86,3 @@ def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it() -> N
     if "insufficient" in str(seen):
         pytest.skip("this torch asks CUDA's runtime about a stream that is not its own")
     assert seen == [True, 4 << 20]
-
-
-def test_streams_outside_a_capture_keep_to_ordinary_memory() -> None:
-    shared, error = tell(
-        """
-        allocator = swap()
-        core = allocator._core
-        core.begin_capture(0, 7, [])
-        a = allocator.allocate(MIB)
-        live = core.live_in_pool(0, 7, [a])
-        core.end_capture(0, 7)
-        print(json.dumps([live, refused(lambda: core.end_capture(0, 7))]))
-        """
-    )
-    assert shared is False
-    assert "no capture into this memory pool is under way" in error[1]

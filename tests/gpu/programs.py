@@ -87,7 +87,6 @@ def result(watched: Watched, tensors: Iterable[torch.Tensor], **more: Any) -> di
 
 
 def trained(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters, their gradients, and buffers."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return [*model.parameters(), *gradients, *model.buffers()]
 
@@ -158,7 +157,6 @@ def text_of(program: Program, *arguments: object, needs: Iterable[Any] = ()) -> 
 
 
 def told(program: Program, device: str, *arguments: Any, needs: Iterable[Any] = ()) -> Any:
-    """What the program says on the device."""
     text = text_of(program, device, *arguments, needs=needs)
     if device == "cuda":
         return in_process(text)

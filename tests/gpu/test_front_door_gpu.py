@@ -1,8 +1,5 @@
-"""What a program calls on a session, `measure`, and the commands `run` and `plan`, on a GPU.
-
-On the fake driver the same is in tests/cuda/test_front_door.py and
-test_front_door_of_programs.py.
-"""
+"""What a program calls on a session, `measure`, and the commands `run` and `plan`, on a GPU. On the
+fake driver the same is in tests/cuda/test_front_door.py and test_front_door_of_programs.py."""
 
 import json
 import os
@@ -140,9 +137,7 @@ def command(device: str, path: Path, *words: str) -> "subprocess.CompletedProces
     )
 
 
-def test_a_program_that_nobody_edits_runs_exactly_under_a_budget(
-    device: str, tmp_path: Path
-) -> None:
+def test_an_unedited_program_runs_exactly_under_a_budget(device: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     budget = "200MiB" if device == "cuda" else "5MiB"
     plain = command(device, path)

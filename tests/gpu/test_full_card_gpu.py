@@ -1,7 +1,5 @@
-"""A card that another process fills: what the budget allows, the device may not have.
-
-These tests take the whole card, so they run one by one, after all others (`alone`).
-"""
+"""A card that another process fills: what the budget allows, the device may not have. These tests
+take the whole card, so they run one by one, after all others (`alone`)."""
 
 import subprocess
 import sys

@@ -1,8 +1,6 @@
-"""What only a GPU can show: torch's own CUDA tensors on the pool, evicted and recomputed.
-
-The allocator is for a whole process, so each program runs in one of its own and prints what the
-test compares. `make gpu` runs them.
-"""
+"""What only a GPU can show: torch's own CUDA tensors on the pool, evicted and recomputed. The
+allocator is for a whole process, so each program runs in one of its own and prints what is
+tested."""
 
 import textwrap
 from typing import Any

@@ -1,8 +1,6 @@
 """Code that torch did not run operator by operator: captured graphs, compiled code, own kernels.
-
-Such code reads and writes addresses. What it reads must be there, what it writes must not be taken
-for recomputable, and a captured graph must find its own memory as it was at each launch.
-"""
+What it reads must be there, what it writes must not be taken for recomputable, and a captured graph
+must find its own memory as it was at each launch."""
 
 from typing import Any
 

@@ -1,9 +1,5 @@
-"""Guest mode: torch's own allocator keeps the memory, and the runtime evicts (torch_memory.md).
-
-Without a GPU an allocator that stands in for torch's is asked for the same
-(test_cuda_guest.py). It has no expandable segments; torch's has, and texts, statistics and
-refusals of its own.
-"""
+"""Guest mode: torch's own allocator keeps the memory, and the runtime evicts (torch_memory.md). The
+stand-in of test_cuda_guest.py has no expandable segments, nor torch's statistics and refusals."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The kernel on a GPU against the formula on the CPU: nothing that the interpreter can show.
-
-Run by `make gpu`.
-"""
+"""The kernel on a GPU against the formula on the CPU: nothing that the interpreter can show."""
 
 import pytest
 import torch

@@ -1,10 +1,8 @@
 """Convolutions, batch norm, recurrent layers and attention, recomputed inside the backward pass.
 
-On a GPU the backward pass runs in a thread of autograd's own, in which libraries keep caches of
-their own: cuDNN's plans, workspaces, handles. A replay there must take the algorithm that the
-forward pass took. Where the program lets cuDNN search for one by time (`benchmark`), it may take
-another, and results may then differ in the last bits: that is told, not called an error.
-"""
+On a GPU that runs in a thread of autograd's own, where libraries keep caches of their own: cuDNN's
+plans, workspaces, handles. A replay there must take the algorithm of the forward pass. Where cuDNN
+searches for one by time (`benchmark`), the last bits may differ: that is told, and no error."""
 
 from typing import Any
 

@@ -1,10 +1,6 @@
-"""Pages move, and blocks change hands, while kernels that use them are still queued.
-
-A kernel that sleeps holds a stream up, so that everything given to it afterwards is still to come
-when pages are taken away or another stream asks for the memory. Whatever is read too late, or
-written too early, shows as a wrong number. On the CPU nothing is queued: there the same programs
-show that pages do move.
-"""
+"""Pages move, and blocks change hands, while kernels that use them are still queued behind one that
+sleeps. Whatever is read too late, or written too early, shows as a wrong number. On the CPU nothing
+is queued: there the same programs show that pages do move."""
 
 from typing import Any
 

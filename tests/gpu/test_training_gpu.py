@@ -1,8 +1,6 @@
 """Training loops as people write them are exact under eviction: autocast, fused steps, loaders.
-
-Each program trains twice, on plain torch and under a share of the peak it had there, and all
-losses, parameters and gradients must agree to the bit.
-"""
+Each program trains on plain torch and under a share of its peak there, and comes to the same
+bits."""
 
 import builtins
 from typing import Any

@@ -1,9 +1,6 @@
 """Training whose shapes change from step to step: exact, and feasible where bytes alone would be.
-
 Holes that a step leaves suit the next one when shapes repeat; these never do. The bound is the
-paper's simulator on a recording of the same training, for which memory is a number, at a budget 3 %
-smaller.
-"""
+simulator, for which memory is a number, on a recording of the training, at a budget 3 % smaller."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +20,7 @@ from dtr_alloc.runtime.simulate.simulator import Simulator
 
 
 def varied(make: Callable[[], Job]) -> Job:
-    """The job on a part of each batch: from half of the samples to all, and of texts also from half
-    of their length."""
+    """The job on half of each batch's samples or more, and of texts also half of their length."""
     job = make()
 
     def batch(generator: torch.Generator) -> Any:

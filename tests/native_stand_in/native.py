@@ -25,7 +25,6 @@ def cuda_headers() -> Path | None:
 
 
 def build(folder: Path) -> str:
-    """Returns the path of the library, made with g++ in `folder`; half a minute."""
     library = str(folder / "libnative.so")
     source = Path(__file__).with_name("stand_in.cpp")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
@@ -60,13 +59,11 @@ class Native:
         return told.decode()
 
     def log(self) -> list[str]:
-        """What was called since the last time."""
         told: bytes = self._library.standin_log()
         return told.decode().splitlines()
 
     def __getattr__(self, name: str) -> int:
-        """Figures: frees, strays, live, peak, retries, other_frees, other_live; and the allocator
-        that torch has: installed."""
+        """Figures, as frees, strays, live and peak; and the allocator that torch has: installed."""
         return int(getattr(self._library, f"standin_{name}")())
 
     def num_ooms(self, allocator: int = 0) -> int:
@@ -98,7 +95,6 @@ class Native:
         self._library.standin_install(ctypes.c_long(allocator))
 
     def uninstall(self) -> None:
-        """Torch has its own again."""
         self._library.standin_uninstall()
 
     def enable(self, on: bool, allocator: int = 0) -> None:
@@ -116,7 +112,6 @@ class Native:
         self._library.standin_drop(ctypes.c_size_t(number))
 
     def raw_alloc(self, size: int) -> int:
-        """An address, which nobody frees of itself."""
         return int(self._library.standin_raw_alloc(ctypes.c_size_t(size)))
 
     def empty_cache(self, allocator: int = 0) -> None:
@@ -128,10 +123,10 @@ class Native:
 
     def share(self, tensor: torch.Tensor, allocator: int = 0) -> int:
         """Hands its memory to another process, as torch would; returns the address."""
-        shared = self._library.standin_share(
+        place = self._library.standin_share(
             ctypes.c_long(allocator), ctypes.c_void_p(tensor._cdata)
         )
-        return int(shared)
+        return int(place)
 
     def place(self, tensor: torch.Tensor) -> int:
         """The address of its content, which nobody is told of; 0 where it is evicted."""

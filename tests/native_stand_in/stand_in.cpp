@@ -1,10 +1,7 @@
-// A CUDA allocator that stands in for torch's own, on the fake driver: for tests of guest mode.
-//
-// It is a model of what a guest meets: memory as torch keeps it (memory.h), figures, observers, a
-// deleter that recordStream insists on, and Python's lock where memory history takes it. Every call
-// is logged, so that a test can compare what a guest was asked with what it asked.
-//
-// Another of its kind, with memory and a deleter of its own, stands in for what a library brings.
+// A CUDA allocator that stands in for torch's own, on the fake driver, for tests of guest mode:
+// memory as torch keeps it (memory.h), figures, observers, a deleter that recordStream insists on,
+// Python's lock where memory history takes it, and a log of each call. Another of its kind, with
+// memory and a deleter of its own, stands in for what a library brings.
 
 #include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>

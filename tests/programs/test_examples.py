@@ -132,9 +132,7 @@ def test_the_trainer_runs_on_where_a_batch_needs_half_as_much_again() -> None:
 
 @pytest.mark.parametrize("memory", ["pool", "torch"])
 @pytest.mark.parametrize("times", [20, pytest.param(1000, marks=pytest.mark.slow)])  # Minutes.
-def test_two_programs_take_turns_with_the_larger_part_of_one_budget(
-    times: int, memory: str
-) -> None:
+def test_two_programs_take_turns_with_the_larger_part_of_a_budget(times: int, memory: str) -> None:
     command = [sys.executable, str(EXAMPLES / "two_programs_one_budget.py"), str(times), memory]
     row = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
     assert row["identical"]

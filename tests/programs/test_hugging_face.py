@@ -24,9 +24,7 @@ def shallow(name: str, layers: int, samples: int) -> Architecture:
 @pytest.mark.parametrize(
     ("name", "layers", "checkpoint"), [("mixtral", 3, False), ("gpt2", 6, True)]
 )
-def test_a_shallow_model_trains_bit_for_bit_within_its_budget(
-    name: str, layers: int, checkpoint: bool
-) -> None:
+def test_a_shallow_model_is_exact_in_a_budget(name: str, layers: int, checkpoint: bool) -> None:
     make = shallow(name, layers, 16)
     result = compare(name, lambda: make.job(name, checkpoint=checkpoint), Plan((0.7,), 3, 1))
     assert result.failures() == []

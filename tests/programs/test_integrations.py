@@ -166,9 +166,7 @@ def test_accelerate_logs_what_the_budget_cost() -> None:
         ({"max_epochs": 2, "log_every_n_steps": 2, "accumulate_grad_batches": 4}, [2]),
     ],
 )
-def test_lightning_logs_what_the_budget_costs(
-    tmp_path: Path, options: dict[str, Any], steps: list[int]
-) -> None:
+def test_lightning_logs_costs(tmp_path: Path, options: dict[str, Any], steps: list[int]) -> None:
     needs("lightning")
     import lightning
     from lightning.pytorch.loggers.logger import Logger
@@ -228,8 +226,5 @@ def test_a_trainer_on_cuda_is_told_of_the_allocator() -> None:
         device = torch.device("cuda")
 
     elsewhere: Any = Elsewhere()
-    with (
-        pytest.raises(ValueError, match="change_current_allocator"),
-        budget(elsewhere, "64MiB"),
-    ):
+    with pytest.raises(ValueError, match="change_current_allocator"), budget(elsewhere, "64MiB"):
         pass

@@ -62,7 +62,6 @@ def test_memory_that_a_neighbour_gives_back_is_used_again(native: Native, cuda: 
 
 
 def test_a_cap_that_was_forgotten_is_learnt_anew(native: Native) -> None:
-    """The same number of refusals again: the cap rises as fast as at first."""
     with open_guest(native) as opened:
         tensors = chain(96, rows=4096)  # 96 MiB, of 64.
         opened.session.release()
@@ -83,9 +82,7 @@ RESETS: dict[str, Callable[[Native, Open], object]] = {
 
 
 @pytest.mark.parametrize("reset", RESETS)
-def test_a_cap_is_forgotten_when_the_user_says_that_there_is_more(
-    native: Native, reset: str
-) -> None:
+def test_a_cap_is_forgotten_when_the_user_says_there_is_more(native: Native, reset: str) -> None:
     with open_guest(native) as opened:
         native.set_fraction(0.5, opened.address)
         tensors = chain(48, rows=4096)  # 48 MiB, of 32.

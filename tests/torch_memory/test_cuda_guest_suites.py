@@ -1,10 +1,7 @@
 """The suites of scopes, threads, failures and exactness once more, as guests of the allocator that
-stands in for torch's own on CUDA (native_stand_in).
-
-Their tests run here unchanged. Left out by name are those of test_guest_suites.py, those that look
-at traces or at what a scope's end copies, which this memory does not have, and those that start a
-process of their own.
-"""
+stands in for torch's own on CUDA (native_stand_in). Left out by name are those of
+test_guest_suites.py, those that look at traces or at what a scope's end copies, which this memory
+does not have, and those that start a process of their own."""
 
 import gc
 from collections.abc import Iterator

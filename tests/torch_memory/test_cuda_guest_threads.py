@@ -19,7 +19,6 @@ import torch, dtr_alloc
 from tests.native_stand_in.native import Native
 from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.fake_cuda.driver import FakeCuda
-
 cuda = FakeCuda(sys.argv[2])
 native = Native(sys.argv[1], sys.argv[2])
 cuda.set_capacity(64 << 20)
@@ -31,7 +30,6 @@ with instrumented(native=native.address):
 
 WORK = """
 wrong = []
-
 def work(n):
     with dtr_alloc.join_scope():
         for _ in range(4):
@@ -42,7 +40,6 @@ def work(n):
             if again != [float(t[0]) for t in held[::5]]:
                 wrong.append(n)
             del held
-
 threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
 [t.start() for t in threads]
 while any(t.is_alive() for t in threads):
@@ -62,11 +59,9 @@ norm = torch.nn.BatchNorm1d(1 << 16)
 x = torch.ones(2, 1 << 16)
 y = norm(x)
 over = threading.Event()
-
 def look():
     while not over.is_set():
         session.stats()
-
 looks = threading.Thread(target=look, daemon=True)
 looks.start()
 failed = 0

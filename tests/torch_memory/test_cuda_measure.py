@@ -1,7 +1,5 @@
-"""`measure(device="cuda")` over the allocator that stands in for torch's own on CUDA.
-
-Without a GPU no operator runs on a device, but memory comes and goes, and an optimizer steps.
-"""
+"""`measure(device="cuda")` over the allocator that stands in for torch's own on CUDA. Without a GPU
+no operator runs on a device, but memory comes and goes, and an optimizer steps."""
 
 import re
 from collections.abc import Iterator
@@ -28,9 +26,7 @@ def torchs(native: Native, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> I
         cuda.call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
-def test_a_measure_counts_what_was_there_before_and_leaves_torch_its_allocator(
-    native: Native,
-) -> None:
+def test_a_measure_counts_what_was_there_and_leaves_torch_its_allocator(native: Native) -> None:
     assert native.hold(3 * MIB)  # Parameters.
     assert native.hold(20 * MIB)  # An earlier peak.
     native.drop(1)

@@ -35,9 +35,6 @@ MODELS: dict[str, Callable[[], Job]] = {
 }
 
 
-# ---- The budget ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -45,9 +42,7 @@ MODELS: dict[str, Callable[[], Job]] = {
         *(pytest.param(make, id=name, marks=pytest.mark.slow) for name, make in DEMO.items()),
     ],
 )
-def test_the_demos_models_train_exactly_at_shares_of_their_activations(
-    make: Callable[[], Job],
-) -> None:
+def test_the_demos_models_train_exactly_at_shares_of_activations(make: Callable[[], Job]) -> None:
     plan = Plan(steps=2)
     eager = train(make, plan, None)
     free = train(make, plan, partial(guest, "1TiB"))
@@ -130,9 +125,7 @@ def test_a_guest_needs_a_budget_and_a_name_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("heuristic", ["megengine", dtr_alloc.Heuristic(selection="window")])
-def test_a_heuristic_that_looks_at_holes_finds_none_and_goes_on(
-    heuristic: str | dtr_alloc.Heuristic,
-) -> None:
+def test_a_heuristic_of_holes_finds_none_and_goes_on(heuristic: str | dtr_alloc.Heuristic) -> None:
     expected = [bits(tensor) for tensor in chain(48)]
     with guest("1MiB", heuristic=heuristic, thrash_limit=0) as session:
         tensors = chain(48)
@@ -140,9 +133,6 @@ def test_a_heuristic_that_looks_at_holes_finds_none_and_goes_on(
         assert same(bits(tensors[-1]), expected[-1])
         assert same(bits(tensors[5]), expected[5])
         del tensors
-
-
-# ---- Borders of a scope --------------------------------------------------------------------------
 
 
 def test_blocks_cross_the_borders_of_scopes_both_ways() -> None:
@@ -209,9 +199,6 @@ def test_memory_that_died_can_be_handed_out_again_by_whoever_asks() -> None:
     assert session.stats().live_bytes == 0
 
 
-# ---- A budget that changes -----------------------------------------------------------------------
-
-
 def test_a_guests_budget_may_grow_beyond_its_first() -> None:
     with guest("4MiB") as session:
         held = results(12)
@@ -244,9 +231,6 @@ def test_what_a_smaller_budget_evicts_leaves_the_process() -> None:
         assert before - of_this_process("Anonymous") >= 50 * MIB
         session.resize("256MiB")
         assert float(held[7][0]) == 7.0
-
-
-# ---- Threads and failures ------------------------------------------------------------------------
 
 
 def test_a_tensor_of_a_guest_may_die_in_one_thread_while_another_evicts_it() -> None:

@@ -1,8 +1,6 @@
-"""The suites of scopes, threads, failures and exactness once more, with memory="torch".
-
-Their tests run here unchanged. Left out by name are those that are of a pool alone (its addresses,
-its pages, a scope that has no budget), and those that run a program in a process of its own.
-"""
+"""The suites of scopes, threads, failures and exactness once more, with memory="torch". Left out by
+name are those of a pool alone (its addresses, its pages, a scope that has no budget), and those
+that run a program in a process of its own."""
 
 from importlib import import_module
 from typing import Any
