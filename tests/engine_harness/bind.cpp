@@ -1,10 +1,12 @@
 // The compiled module of build.py: Python's view of the engine without tensors. Heuristics are
 // those of `dtr_alloc._core`, which must therefore be loaded.
 
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "runtime/csrc/bindings/nanos_caster.h"
+#include "runtime/csrc/live/machine/thrash_watch.h"
 #include "tests/engine_harness/engine_harness.h"
 
 namespace py = pybind11;
@@ -63,6 +65,16 @@ PYBIND11_MODULE(_engine_harness, m) {
       .def("take_evicted", &EngineHarness::take_evicted)
       .def("check", &EngineHarness::check)
       .def_static("content_of", &EngineHarness::content_of);
+
+  // Whether so many nanoseconds, told after `meanwhile` in one window, are too much recomputing.
+  m.def("thrashes",
+        [](bool on_host, Nanos computed, Nanos recomputed, const std::function<void()>& meanwhile) {
+          ThrashWatch watch(100, on_host);
+          meanwhile();
+          for (int each = 0; each < 100; ++each) watch.computed(to_ticks(computed) / 100);
+          watch.recomputed(to_ticks(recomputed));
+          return watch.exceeded().has_value();
+        });
 
   bind_host_tier(m);
   bind_score_columns(m);

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,3 +91,7 @@ class HostTier:
     def used(self) -> int: ...
     def times(self) -> tuple[int, int]: ...
     def speed(self) -> tuple[float, int]: ...
+
+def thrashes(
+    on_host: bool, computed: int, recomputed: int, meanwhile: Callable[[], object]
+) -> bool: ...

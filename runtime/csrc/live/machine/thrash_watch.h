@@ -1,11 +1,14 @@
 // Detects a budget so far below the program's need that the program, instead of failing, would
 // recompute for ever. Compares the time of recomputations with that of the program's own operators.
 // A comparison covers a window of at least two seconds and a hundred operators, so that one long
-// recomputed chain does not count as thrashing.
+// recomputed chain does not count as thrashing. Of recomputations no more time counts than the
+// process had a processor in the window: it may have been suspended, or starved by others.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <optional>
 
 #include "runtime/csrc/live/machine/ticks.h"
@@ -15,7 +18,8 @@ namespace dtr {
 class ThrashWatch {
  public:
   // `limit`: the largest allowed ratio of recomputing to computing time; 0 allows any ratio.
-  explicit ThrashWatch(double limit) : limit_(limit) {}
+  // `on_host`: whether the times told are those of this process. A device's are not.
+  ThrashWatch(double limit, bool on_host) : limit_(limit), on_host_(on_host) {}
 
   void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
   void recomputed(std::int64_t ticks) { recomputed_ += ticks; }
@@ -26,13 +30,20 @@ class ThrashWatch {
     constexpr Nanos kTime = 2s;
     if (operators_ < kOperators || limit_ == 0) return {};
     if (to_nanoseconds(recomputed_ + computed_) < kTime) return {};
-    const double ratio = static_cast<double>(recomputed_) / static_cast<double>(computed_ + 1);
+    const std::clock_t processor = std::clock();
+    const Nanos spent = (processor - began_) * (Nanos(1s) / CLOCKS_PER_SEC);
+    const std::int64_t again = on_host_ ? std::min(recomputed_, to_ticks(spent)) : recomputed_;
+    if (to_nanoseconds(again + computed_) < kTime) return {};
+    const double ratio = static_cast<double>(again) / static_cast<double>(computed_ + 1);
     recomputed_ = computed_ = operators_ = 0;
+    began_ = processor;
     return ratio > limit_ ? std::optional(ratio) : std::nullopt;
   }
 
  private:
   const double limit_;
+  const bool on_host_;
+  std::clock_t began_ = std::clock();  // The processor's time when the window began.
   std::int64_t recomputed_ = 0, computed_ = 0, operators_ = 0;  // In the current window.
 };
 

@@ -29,7 +29,7 @@ inline Nanos estimate(Bytes bytes) { return 5us + Nanos{bytes / 2000}; }
 
 struct Tally {
   Tally(DeviceWork* work, double thrash_limit)
-      : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit) {}
+      : costs(work ? std::make_unique<Costs>(*work) : nullptr), thrash(thrash_limit, !work) {}
 
   // Estimates the time to work on `bytes`, by the average time per byte of all operators so far.
   std::int64_t usual_ticks(Bytes bytes) const {
