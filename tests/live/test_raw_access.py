@@ -280,3 +280,17 @@ def test_a_model_is_saved_loaded_and_copied_with_evicted_state() -> Iterator[Ten
     for one in (twin, assigned, pickle.loads(pickle.dumps(model))):
         yield from (*one.parameters(), *one.buffers())
         yield one(torch.randn(4, 64))
+
+
+@torch.library.custom_op("dtr_conformance::halve_raw_", mutates_args={"x"})
+def halve_raw_(x: Tensor) -> None:
+    array = x.numpy()
+    array *= 0.5
+
+
+@exact
+def test_an_operator_of_a_library_that_writes_its_argument_through_numpy() -> Iterator[Tensor]:
+    x = torch.randn(32, 32).exp()
+    early = x.sin()
+    halve_raw_(x)
+    yield from (x, early, x.cos())

@@ -283,6 +283,14 @@ def test_simulate_explains_what_it_cannot_do(
     assert "Traceback" not in done.output
 
 
+def test_a_log_that_is_none_is_named_with_its_line(tmp_path: Path) -> None:
+    log = tmp_path / "bad.log"
+    log.write_text("{\n")
+    done = command("simulate", log, "--budget", "50%")
+    assert done.exit_code == 1
+    assert f"{log} line 1: " in done.output
+
+
 def test_a_sweep_writes_a_csv_and_a_picture_that_plot_draws_again(
     logs: list[Path], tmp_path: Path
 ) -> None:

@@ -12,7 +12,16 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc.demo import MODELS
 from dtr_alloc.runtime.scope.instruments import instrumented
-from tests.support.swap_programs import KINDS, adamw, equal, gradient, train_within_two_thirds
+from tests.support.swap_programs import (
+    KINDS,
+    adamw,
+    equal,
+    floor,
+    gradient,
+    make_model,
+    train,
+    train_within_two_thirds,
+)
 from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -24,6 +33,12 @@ MIB = 1 << 20
 def test_an_optimizer_trains_in_less_than_its_state(kind: str, memory: Any) -> None:
     scope = partial(dtr_alloc.rematerialize, swap="64MiB", memory=memory)
     assert "swapped out" in train_within_two_thirds(scope, KINDS[kind]).summary()
+
+
+def test_without_swap_that_budget_is_refused() -> None:
+    budget = floor(adamw) * 2 // 3
+    with pytest.raises(torch.OutOfMemoryError), dtr_alloc.rematerialize(budget):
+        train(make_model())
 
 
 def test_where_there_is_a_swap_no_advice_is_from_a_simulation_which_would_know_of_none() -> None:
