@@ -47,7 +47,7 @@ def test_statistics_are_those_of_the_pool(rematerialize: bool) -> None:
     assert stats["num_ooms"] == 0
     assert stats["later"] == {"current": mib + 512, "peak": mib + 512, "allocated": 0, "freed": 0}
     assert stats["accelerator"] == stats["later"]
-    assert stats["largest hole"] == 61 * mib - 512
+    assert stats["largest hole"] == 63 * mib - 512  # Once pages have moved.
     assert stats["of no bytes"] == 0
 
 
