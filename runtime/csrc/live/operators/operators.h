@@ -3,9 +3,9 @@
 //
 // Pure views and composite operators never reach the runtime: the dispatcher itself skips us at no
 // cost (intercept/dispatch_key.h). All others are found by the address of their schema in a table
-// that readers search without a lock; a kernel of ours searches once. Facts that no schema states stand in the tables of
-// operators.cpp, a row for each: undeclared writes, operators that read only the shape of their
-// arguments, and more.
+// that readers search without a lock; a kernel of ours searches once. Facts that no schema states
+// stand in the tables of operators.cpp, a row for each: undeclared writes, operators that read only
+// the shape of their arguments, and more.
 
 #pragma once
 
