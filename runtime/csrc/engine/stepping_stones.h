@@ -7,12 +7,13 @@
 // memory as a stone, which can be evicted, while the program holds a much larger value made from
 // them that is much cheaper to recompute, per byte.
 //
-// Before the first eviction no stones are kept, because there is room. A stone's predicted next use
-// is that of its larger value (needs.h). A stone is evicted by its score like other values, but
-// never moved to the swap. It is freed when the program drops or overwrites the larger value, when
-// the larger value becomes a constant, or when memory is needed and evictions are not allowed.
-// Cost: when a value is dropped, a look at values made from it. While there are stones, also a look
-// at the inputs of each value that is dropped or whose need changes. The idea is our own.
+// Before the first eviction no dropped value is kept, because there is room. A stone's predicted
+// next use is that of its larger value (needs.h). A stone is evicted by its score like other
+// values, but never moved to the swap. It is freed when the program drops or overwrites the larger
+// value, when the larger value becomes a constant, or when memory is needed and evictions are not
+// allowed. Cost: when a value is dropped, a look at values made from it. While there are stones,
+// also a look at the inputs of each value that is dropped or whose need changes. The idea is our
+// own.
 
 #pragma once
 

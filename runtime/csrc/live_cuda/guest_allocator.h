@@ -8,7 +8,8 @@
 // installed after tensors exist, and removed while they live, because no tensor refers to it.
 //
 // An out-of-memory error has torch's text if the device is full, and ours if the budget is full.
-// The error's observers are called once, when nothing is left to evict.
+// Functions attached by attachOutOfMemoryObserver are called once for each such error, when nothing
+// is left to evict.
 
 #pragma once
 

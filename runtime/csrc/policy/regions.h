@@ -10,8 +10,8 @@
 //
 // As in the reference simulator, a value in both regions counts twice, and a region keeps the cost
 // that a value had when it was added (views attached to a missing value raise its cost). Constants
-// are never evicted, so they have no region and are on no rim. A change costs O(region), with
-// evicted classes only O(neighbours). So this kind is for studies and small graphs.
+// are never evicted, so they have no region and are on no rim. A change costs O(region), in
+// evicted_classes.h only O(neighbours). So regions are for studies and small graphs.
 
 #pragma once
 

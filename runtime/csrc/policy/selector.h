@@ -1,4 +1,4 @@
-// Chooses the values to evict; all ways of choosing are here.
+// Chooses values to evict, in one of these ways. (orphans.h and clear_pages.h choose others.)
 //
 //   single   The row of least score among all n rows: exact, but n scores are computed.
 //   sample   The row of least score among about sqrt(n) random rows, if to score all would take

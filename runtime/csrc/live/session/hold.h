@@ -13,7 +13,7 @@
 //
 // On the tape (policy/tape.h), the code is one operator that accesses all the tensors, so that the
 // next step can be predicted. Its cost is its time without the operators that it calls, which are
-// counted themselves. We count the cost after theirs, because it is known only when the code ends.
+// counted themselves. This cost is known only when the code ends; then the clock advances by it.
 
 #pragma once
 
