@@ -20,7 +20,7 @@ early, or is no longer than what changed.
     Histories::walk, Orphans::next: recipes, orphans; a use, a victim; 256 of them
     cheapest_window: blocks; a victim of "window", or on a device
     Holes::best_fit, site_after_moves: holes without pages; a request when all pages are taken
-    Constants::over: constants in libraries' memory; a write to a constant
+    Constants::over: constants in no library's memory; a write to a library's storage
     shed_sometimes: constants; their number has doubled; what changed
     Needs::due: values in a device's swap; an operator, if one is needed soon
     TraceRecorder::untrack: copies of constants; a tensor dies in measure()'s first steps

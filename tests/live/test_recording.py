@@ -84,6 +84,21 @@ def test_a_write_to_one_of_two_arrays_that_lie_end_to_end_is_none_to_the_other()
 
 
 @exact
+def test_slices_of_one_array_may_lie_over_each_other_and_be_written() -> Iterator[Tensor]:
+    """Slices of all sizes, each a storage of its own. The tensors made of them keep old content."""
+    random, array, made = np.random.default_rng(0), np.ones(1 << 14, np.float32), []
+    for sizes in 2 ** random.integers(1, 14, (100, 2)):
+        begins = random.integers(0, array.size - sizes)
+        read, written = (
+            torch.from_numpy(array[begin:][:size])
+            for begin, size in zip(begins, sizes, strict=True)
+        )
+        made.append(torch.outer(read[:128], torch.ones(128)))
+        written.mul_(1.5)
+    yield from made
+
+
+@exact
 def test_a_recipe_reads_the_old_content_of_what_it_writes_beside_results() -> Iterator[Tensor]:
     x, on = torch.randn(64, 64), torch.ones(1).long()
     low, high, scale = torch.zeros(1), torch.ones(1), torch.ones(1)

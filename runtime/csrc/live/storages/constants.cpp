@@ -11,18 +11,24 @@
 namespace dtr {
 
 Value& Constants::of(c10::StorageImpl* storage) {
-  Value*& slot = constants_[storage];
-  if (!slot) {
-    if (of_library(storage)) of_libraries_.insert(storage);
-    c10::raw::intrusive_ptr::incref(storage);
-    slot = &engine_.constant(bytes_of(storage), storage, storage);
+  if (Value* known = find(storage)) return *known;
+  c10::raw::intrusive_ptr::incref(storage);
+  Value& constant = engine_.constant(bytes_of(storage), storage, storage);
+  if (of_library(storage)) {
+    in_libraries_.add(storage, constant);
+  } else {
+    constants_[storage] = &constant;
   }
-  return *slot;
+  return constant;
 }
 
 Value* Constants::find(const c10::StorageImpl* storage) const {
   auto found = constants_.find(const_cast<c10::StorageImpl*>(storage));
-  return found == constants_.end() ? nullptr : found->second;
+  return found == constants_.end() ? in_libraries_.find(storage) : found->second;
+}
+
+void Constants::erase(c10::StorageImpl* storage) {
+  if (!constants_.erase(storage)) in_libraries_.remove(storage);
 }
 
 void Constants::add(Value& value, c10::StorageImpl* storage) { constants_[storage] = &value; }
@@ -40,8 +46,7 @@ void Constants::forget(Value& constant) {
   c10::StorageImpl* storage = home_storage(constant);
   if (find(storage) == &constant) {
     disarm(storage);
-    constants_.erase(storage);
-    of_libraries_.erase(storage);
+    erase(storage);
   }
   storages_.bury(StoragePtr::reclaim(storage));
 }
@@ -61,14 +66,16 @@ bool Constants::of_library(const c10::StorageImpl* storage) const {
 
 c10::SmallVector<Value*, 4> Constants::over(c10::StorageImpl* storage) const {
   c10::SmallVector<Value*, 4> found;
-  if (Value* own = find(storage)) found.push_back(own);
-  const auto look_at = [&](c10::StorageImpl* other, Value* constant) {
-    if (other != storage && overlap(other, storage)) found.push_back(constant);
+  Value* const own = find(storage);
+  if (own) found.push_back(own);
+  const auto add = [&](Value* constant) {
+    if (constant != own) found.push_back(constant);
   };
+  in_libraries_.over(storage, add);
   if (of_library(storage)) {
-    for (const auto& [other, constant] : constants_) look_at(other, constant);
-  } else {
-    for (c10::StorageImpl* other : of_libraries_) look_at(other, constants_.at(other));
+    for (const auto& [other, constant] : constants_) {
+      if (overlap(other, storage)) add(constant);
+    }
   }
   return found;
 }
@@ -112,8 +119,7 @@ Constants::Kept Constants::keep_content(Value& constant, Lock& lock) {
 void Constants::move_to(Value& constant, StoragePtr storage) {
   c10::StorageImpl* before = home_storage(constant);
   disarm(before);
-  constants_.erase(before);
-  of_libraries_.erase(before);
+  erase(before);
   storages_.bury(StoragePtr::reclaim(before));
   constants_[storage.get()] = &constant;
   constant.home = constant.data = storage.release();
@@ -162,14 +168,16 @@ void Constants::content_is_back(c10::StorageImpl* storage) {
 }
 
 void Constants::shed_sometimes() {
-  if (constants_.size() < shed_at_) return;
+  if (constants_.size() + in_libraries_.count() < shed_at_) return;
   std::vector<Held> kept;
-  for (const auto& [storage, constant] : constants_) {
+  const auto hold = [&](Value* constant) {
     if (constant->uses && kept_for_recipes(*constant)) kept.emplace_back(engine_, *constant);
-  }
+  };
+  for (const auto& [storage, constant] : constants_) hold(constant);
+  in_libraries_.for_each(hold);
   for (const Held& constant : kept) shed(engine_, *constant.value());
   kept.clear();
-  shed_at_ = 2 * constants_.size() + kFirstShedding;
+  shed_at_ = 2 * (constants_.size() + in_libraries_.count()) + kFirstShedding;
 }
 
 }  // namespace dtr

@@ -7,15 +7,15 @@
 // all copies, the new one included. Otherwise a program that changes its parameters could keep a
 // copy of each for one small result.
 //
-// We find a constant by its storage. A library may give the same memory to several storages
-// (from_numpy, DLPack), so a constant in a library's memory is also found by its address. All
-// functions are called with the engine's lock held.
+// We find a constant by its storage, and one in a library's memory by its address too
+// (library_constants.h). All functions are called with the engine's lock held.
 
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
 
 #include "runtime/csrc/engine/operator_call.h"
+#include "runtime/csrc/live/storages/library_constants.h"
 #include "runtime/csrc/live/storages/mutation_detector.h"
 #include "runtime/csrc/live/storages/storage_table.h"
 
@@ -70,6 +70,7 @@ class Constants {
   c10::SmallVector<Value*, 4> over(c10::StorageImpl* storage) const;
   Kept keep_content(Value& constant, Lock& lock);
   void move_to(Value& constant, StoragePtr storage);
+  void erase(c10::StorageImpl* storage);
 
   static constexpr std::size_t kFirstShedding = 16;
 
@@ -77,8 +78,8 @@ class Constants {
   Engine& engine_ = storages_.engine();
   const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
-  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;
-  ska::flat_hash_set<c10::StorageImpl*> of_libraries_;      // Constants in a library's memory.
+  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;  // All others.
+  LibraryConstants in_libraries_;
   Bytes copies_ = 0;                                        // Bytes of all copies for recipes.
   ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of contents that are away.
   std::size_t shed_at_ = kFirstShedding;                    // Calls shed() at so many constants.
