@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_alloc
 from tests.support.exactness import assert_exact, exact, grad_of, scope
@@ -184,6 +185,15 @@ def test_memory_whose_content_recipes_have_a_copy_of_goes_with_its_last_tensor()
         assert gone() is None
         assert dtr_alloc.evict(made[1])
         assert made[1].sum() == 200_000
+
+
+def test_a_graph_of_any_size_is_traced_beside_an_array_that_recipes_read() -> None:
+    """Its tensors have storages of a symbol's size, in no memory."""
+    with scope(None):
+        made = torch.from_numpy(np.ones((64, 64), np.float32)).exp()
+        graph = make_fx(torch.sin, tracing_mode="symbolic")(torch.ones(8))
+        assert torch.equal(graph(torch.ones(9)), torch.ones(9).sin())
+        del made
 
 
 def test_the_summary_and_the_error_name_the_line_that_took_memory_once() -> None:
