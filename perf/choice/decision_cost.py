@@ -24,12 +24,12 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from engine_harness import EngineHarness
+from linear_network import linear_schedule
 from measurement import Measurement, report
 
 from dtr_alloc.runtime.heuristic import PRESETS
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
-from dtr_alloc.runtime.trace.linear import linear_schedule
 
 HEURISTICS = ("dtr", "dtr_local", "lru", "size", "dtr_full", "msps")
 CANDIDATES = (100, 1_000, 10_000)

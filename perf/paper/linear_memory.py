@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from linear_network import linear_schedule
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from study import options, tell, write_rows
@@ -22,7 +23,6 @@ from study import options, tell, write_rows
 from dtr_alloc import SimulationResult
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
-from dtr_alloc.runtime.trace.linear import linear_schedule
 
 COMPUTED = 0  # The first kind of event.
 ABSENT, FORWARD, BACKWARD = range(3)

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from linear_network import linear_schedule
 from matplotlib.figure import Figure
 from study import options, tell, write_rows
 
 from dtr_alloc.runtime.heuristic import Heuristic, name_of
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
-from dtr_alloc.runtime.trace.linear import linear_schedule
 
 BOUNDS = {
     "2 sqrt N": lambda layers: math.ceil(2 * math.sqrt(layers)),

@@ -17,11 +17,14 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from linear_network import linear_schedule
+
 from dtr_alloc.pool.size import Share
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
-from dtr_alloc.runtime.trace.linear import linear_schedule
 
 NAMES = {
     "DTR-EqClass": "dtr",

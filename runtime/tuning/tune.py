@@ -164,8 +164,13 @@ def tune(
         TypeError, TraceError, OSError: of a trace or a budget, as `simulate` raises them.
 
     Example:
-        >>> from dtr_alloc.runtime.trace.linear import linear_schedule
-        >>> study = tune([linear_schedule(30)], "50%", trials=6, seed=0)
+        >>> import dtr_alloc, torch
+        >>> with dtr_alloc.record_trace() as recording:
+        ...     x = torch.ones(1000, requires_grad=True)
+        ...     for _ in range(20):
+        ...         x = x.sin()
+        ...     x.sum().backward()
+        >>> study = tune([recording.trace], "50%", trials=6, seed=0)
         >>> heuristic_of(study.best_params) in [heuristic_of(t.params) for t in study.trials]
         True
     """

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from linear_network import linear_schedule
 
-from dtr_alloc.runtime.trace.linear import linear_schedule
 from dtr_alloc.runtime.trace.schedule import Schedule
 from tests.support.trace_lines import (
     Line,

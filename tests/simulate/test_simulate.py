@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from linear_network import linear_schedule
 
 import dtr_alloc
 from dtr_alloc import SimulationResult, Trace, TraceError
@@ -22,7 +23,6 @@ from dtr_alloc.runtime.simulate.result import LINK_FIELDS, POOL_FIELDS
 from dtr_alloc.runtime.simulate.rules import DEFAULTS, Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.format import Call, Mutate, Result
-from dtr_alloc.runtime.trace.linear import linear_schedule
 from tests.support.trace_lines import Line, call, constant, load, release
 
 
