@@ -21,7 +21,7 @@ About 2 us an instruction. Source: Kirisame et al., ICLR 2021, appendix C.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -122,11 +122,6 @@ class Schedule:
         for tensor, alias in enumerate(self.tensor_alias.tolist()):
             first.append(tensor if alias < 0 else first[alias])
         return first
-
-    def without_releases(self) -> Schedule:
-        """The same, but that the program never gives a reference back (appendix D.2)."""
-        kept = self.kind != RELEASE
-        return replace(self, kind=self.kind[kept], operand=self.operand[kept])
 
 
 def resolve(instructions: Sequence[Instruction], path: str = "") -> Schedule:

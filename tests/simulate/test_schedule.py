@@ -208,13 +208,6 @@ def test_what_precedes_the_first_start_is_not_replayed(log: Path) -> None:
     assert steps(trace.schedule()) == "c0 p0 c1 p0 p1"
 
 
-def test_a_schedule_without_releases_keeps_everything_else(schedule: Make) -> None:
-    found = schedule(constant("a"), copy("b", "a"), release("a", "b"), constant("c"))
-    kept = found.without_releases()
-    assert (steps(found), steps(kept)) == ("c0 p0 g0 r0 r0 c1 p1 p1", "c0 p0 g0 c1 p1 p1")
-    assert kept.op_cost is found.op_cost
-
-
 def test_a_log_of_marks_alone_is_a_schedule_of_nothing(schedule: Make) -> None:
     found = schedule(annotate("START"))
     assert steps(found) == ""
