@@ -12,15 +12,16 @@ Source: Kirisame et al., ICLR 2021, section 4.2 (its figure 2 is such a sweep).
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,50 +41,8 @@ FIGURE_2 = ("dtr", "dtr_full", "dtr_local", "lru", "msps", "size")
 HEURISTICS = (DEFAULT, *FIGURE_2)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One simulation; `trace` is an index."""
-
-    trace: int
-    budget: Budget
-    rules: Rules
-
-
-class _Worker:
-    """The traces of this process, each made ready when it is first asked for."""
-
-    def __init__(self, traces: Sequence[Traced]) -> None:
-        self.traces = traces
-        self.ready: dict[int, Simulator] = {}
-
-    def ready_for(self, run: _Run) -> Simulator:
-        if run.trace not in self.ready:
-            self.ready[run.trace] = Simulator(self.traces[run.trace])
-        return self.ready[run.trace]
-
-    def check(self, runs: Iterable[_Run], *, keep: bool) -> None:
-        """Raises as `simulate` does where one of the runs cannot be. Keeps what was made ready, or
-        one trace at a time."""
-        for _, of_a_trace in itertools.groupby(runs, key=lambda run: run.trace):
-            for run in of_a_trace:
-                self.ready_for(run).check(run.budget, run.rules)
-            if not keep:
-                self.ready.clear()
-
-    def run(self, run: _Run) -> SimulationResult:
-        return self.ready_for(run).run(run.budget, run.rules)
-
-
-_worker: _Worker
-
-
-def _start(traces: Sequence[Traced]) -> None:
-    global _worker
-    _worker = _Worker(traces)
-
-
-def _run(run: _Run) -> SimulationResult:
-    return _worker.run(run)
+_Run: TypeAlias = tuple[int, Rules, Budget]
+"""One simulation, of the trace of that number."""
 
 
 def sweep(
@@ -125,14 +84,18 @@ def sweep(
     for budget in budgets:
         parse_budget(budget)
     _check_place(csv, jobs)
-    combinations = itertools.product(range(len(traces)), each, budgets)
-    runs = [_Run(trace, budget, one) for trace, one, budget in combinations]
+    runs = list(itertools.product(range(len(traces)), each, budgets))
     jobs = min(jobs or len(os.sched_getaffinity(0)), max(len(runs), 1))
-    worker = _Worker(traces)
-    worker.check(runs, keep=jobs == 1)  # Other processes have their own.
+    ready = functools.cache(lambda trace: Simulator(traces[trace]))  # Once, when first asked for.
+    for trace, of_a_trace in itertools.groupby(runs, key=lambda run: run[0]):
+        for _, one, budget in of_a_trace:
+            ready(trace).check(budget, one)
+        if jobs > 1:  # Other processes have their own.
+            ready.cache_clear()
     results = []
+    here = (ready(trace).run(budget, one) for trace, one, budget in runs)
     with _bar(len(runs), progress) as advance, _rows(csv) as write:
-        for result in map(worker.run, runs) if jobs == 1 else _spread(runs, traces, jobs):
+        for result in here if jobs == 1 else _spread(runs, traces, jobs):
             results.append(result)
             write(result)
             advance()
@@ -144,6 +107,19 @@ def _check_place(csv: str | os.PathLike[str] | None, jobs: int | None) -> None:
         raise FileNotFoundError(f"there is no folder for {Path(csv)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; a sweep takes at least 1 process")
+
+
+_ready: Callable[[int], Simulator]
+
+
+def _start(traces: Sequence[Traced]) -> None:
+    global _ready
+    _ready = functools.cache(lambda trace: Simulator(traces[trace]))
+
+
+def _run(run: _Run) -> SimulationResult:
+    trace, rules, budget = run
+    return _ready(trace).run(budget, rules)
 
 
 def _spread(
