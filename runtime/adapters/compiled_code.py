@@ -21,7 +21,6 @@ import torch
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.on_import import when_imported
-from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 
 _MODULE = "torch._inductor.output_code"
@@ -39,7 +38,7 @@ def hold_arguments(session: Callable[[], _core.Session | None], undo: Undo) -> N
 
     def wrap(module: ModuleType) -> None:
         for graph in (getattr(module, name) for name in _GRAPHS if hasattr(module, name)):
-            replace(undo, graph, "__call__", _held(graph.__call__, session))
+            undo.replace(graph, "__call__", _held(graph.__call__, session))
 
     when_imported(undo, _MODULE, wrap)
 

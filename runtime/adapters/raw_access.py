@@ -32,7 +32,6 @@ import torch.utils.dlpack
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size
 from dtr_alloc.runtime.adapters import compiled_code
-from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 
 _READING = ("tolist", "is_shared", "__deepcopy__")
@@ -89,7 +88,7 @@ def watch(current: Current, undo: Undo) -> None:
             watches.append((owner, name, functools.partial(_expose, current, set())))
     for owner, name, make in watches:
         if method := getattr(owner, name, None):
-            replace(undo, owner, name, functools.wraps(method)(make(method)))
+            undo.replace(owner, name, functools.wraps(method)(make(method)))
     undo.callback(_core.tell_exposures, None)
     _core.tell_exposures(functools.partial(_tell_of_table, current, set()))
 

@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves
 
 from dtr_alloc import _core
 from dtr_alloc.runtime.adapters.on_import import when_imported
-from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 
 _MODULES = "torch.distributed.fsdp._fully_shard."
@@ -89,7 +88,7 @@ def _watch(current: Current, undo: Undo) -> None:
         watches.append((of_group, "alloc_storage", allocates))
     for owner, name, make in watches:
         function = getattr(owner, name)
-        replace(undo, owner, name, functools.wraps(function)(make(current, function)))
+        undo.replace(owner, name, functools.wraps(function)(make(current, function)))
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.scope.held import Held
 from dtr_alloc.runtime.scope.session import Session
@@ -80,14 +79,13 @@ def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) ->
     before = sys.argv, sys.path[:], sys.modules["__main__"]
     with closing(Undo()) as undo:
         undo.callback(_as_before, *before)
-        replace(undo, dtr_alloc, "rematerialize", scope)
-        replace(undo, dtr_alloc, "measure", scope)
-        replace(undo, Session, "resize", lambda *_, **__: None)
-        replace(undo, Session, "lend", lambda *_, **__: nullcontext())
-        replace(undo, Session, "release", lambda *_: 0)
-        for picture in ("export_chrome_trace", "dump_snapshot", "plot"):
-            replace(undo, Session, picture, lambda *_, **__: None)
-        replace(undo, Session, "held", lambda _: Held())
+        undo.replace(dtr_alloc, "rematerialize", scope)
+        undo.replace(dtr_alloc, "measure", scope)
+        undo.replace(Session, "lend", lambda *_, **__: nullcontext())
+        undo.replace(Session, "release", lambda *_: 0)
+        for name in ("resize", "export_chrome_trace", "dump_snapshot", "plot"):
+            undo.replace(Session, name, lambda *_, **__: None)
+        undo.replace(Session, "held", lambda _: Held())
         yield
 
 
@@ -114,10 +112,10 @@ def no_other_budget() -> Iterator[None]:
 
     with closing(Undo()) as undo:
         for name in ("rematerialize", "measure", "allocator"):
-            replace(undo, dtr_alloc, name, partial(refuse, f"dtr_alloc.{name}"))
+            undo.replace(dtr_alloc, name, partial(refuse, f"dtr_alloc.{name}"))
         changes = "change_current_allocator"
         for module in (torch.cuda, torch.cuda.memory):
-            replace(undo, module, changes, partial(refuse, f"torch.cuda.memory.{changes}"))
+            undo.replace(module, changes, partial(refuse, f"torch.cuda.memory.{changes}"))
         yield
 
 
@@ -140,7 +138,7 @@ class Elsewhere:
             self.processes += 1
 
         with closing(Undo()) as undo:
-            replace(undo, process, "start", counted)
+            undo.replace(process, "start", counted)
             undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
             yield
 

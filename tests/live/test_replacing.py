@@ -12,7 +12,6 @@ import torch
 import dtr_alloc
 from dtr_alloc.runtime.adapters import raw_access
 from dtr_alloc.runtime.adapters.on_import import when_imported
-from dtr_alloc.runtime.adapters.replacing import replace
 from dtr_alloc.runtime.adapters.undo import Undo
 from tests.support.own_process import printed
 
@@ -31,7 +30,7 @@ class Owner(Base):
 def test_an_attribute_is_put_back_as_it_was(name: str) -> None:
     before = dict(vars(Owner))
     with closing(Undo()) as undo:
-        replace(undo, Owner, name, lambda self: "ours")
+        undo.replace(Owner, name, lambda self: "ours")
         assert getattr(Owner(), name)() == "ours"
     assert dict(vars(Owner)) == before
     assert getattr(Owner(), name)() == "torch's"
@@ -40,7 +39,7 @@ def test_an_attribute_is_put_back_as_it_was(name: str) -> None:
 def test_what_another_put_there_meanwhile_stays() -> None:
     owner = SimpleNamespace(name="torch's")
     with closing(Undo()) as undo:
-        replace(undo, owner, "name", "ours")
+        undo.replace(owner, "name", "ours")
         owner.name = "another's"
     assert owner.name == "another's"
 
