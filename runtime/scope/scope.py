@@ -32,7 +32,7 @@ from dtr_alloc.runtime.scope.peak_share import PeakShare, whole_machine
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.steps import Steps
 from dtr_alloc.runtime.scope.swapping import Folder, native_swap
-from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, used_once
+from dtr_alloc.runtime.scope.used_once import Once, used_once
 from dtr_alloc.runtime.simulate.rules import Clock, live
 
 Memory = Literal["pool", "torch"]
@@ -255,7 +255,7 @@ def _check_device(device: str | torch.device) -> None:
         )
 
 
-def join_scope() -> OnceOrDecorator:
+def join_scope() -> Once:
     """Makes the operators that this thread runs in the body part of the scope that is open.
 
     A scope's own thread, and autograd's threads, belong to it from the start; any other thread that
@@ -279,7 +279,7 @@ def join_scope() -> OnceOrDecorator:
         ...     thread.join()
         2718
     """
-    return OnceOrDecorator("joining", "join_scope()", _Joining)
+    return Once("joining", "join_scope()", _Joining)
 
 
 class _Joining(AbstractContextManager[None]):

@@ -24,7 +24,7 @@ from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.memory_history import History
 from dtr_alloc.runtime.scope.steps import Step, Steps
 from dtr_alloc.runtime.scope.summary import Row, rows, spent_ns
-from dtr_alloc.runtime.scope.used_once import OnceOrDecorator, Scope
+from dtr_alloc.runtime.scope.used_once import Once, Scope
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Session:
         self._core.resize(size)
         self._steps.budget_changed()
 
-    def lend(self, amount: Size) -> OnceOrDecorator:
+    def lend(self, amount: Size) -> Once:
         """Takes bytes off the budget for as long as the body runs, for somebody else to use.
 
         Args:
@@ -266,7 +266,7 @@ class Session:
             16
             64
         """
-        return OnceOrDecorator("loan", "lend()", partial(_Loan, self, amount))
+        return Once("loan", "lend()", partial(_Loan, self, amount))
 
     def release(self) -> int:
         """Evicts all that can be recomputed or may go to the swap, and gives the memory back to the

@@ -21,7 +21,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -43,14 +43,15 @@ _open: set[weakref.finalize[..., Once]] = set()
 
 
 class Once(_core.Bracket):
-    """A context manager that is used once. `make` gives another, which may be left repeatedly,
-    until it comes through, also where it was entered in part. An exception at any moment finds this
-    one open or not, and never half (undo.py)."""
+    """A context manager that is used once, or a decorator, whose calls have one each. `make` gives
+    another, which may be left repeatedly, until it comes through, also where it was entered in
+    part. An exception at any moment finds this one open or not, and never half (undo.py)."""
 
     def __init__(
         self, name: str, made_by: str, make: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         super().__init__(name, made_by)
+        self._another = functools.partial(type(self), name, made_by, make)
         self._make = make
         self._opening: AbstractContextManager[Any] | None = None
         self._dropped: weakref.finalize[..., Once] | None = None
@@ -78,13 +79,21 @@ class Once(_core.Bracket):
         self._ends_with_process = True
         current.keep_forever(self)
 
+    def __call__(self, function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+        """Has another one around each call."""
+
+        @functools.wraps(function)
+        def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+            with self._another():
+                return function(*args, **kwargs)
+
+        return call
+
 
 class Scope(Once):
-    """A scope to be entered once, or a decorator, whose calls have a scope each."""
+    """What `rematerialize` and `measure` return."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Session]]) -> None:
-        super().__init__("scope", "rematerialize() or measure()", make)
-        self._session: Session | None = None
+    _session: Session | None = None
 
     if TYPE_CHECKING:
 
@@ -138,26 +147,7 @@ class Scope(Once):
                 f"{name} is a generator or a coroutine: its body runs when the call is over, and "
                 "would be outside of the scope; open the scope by `with` in its body"
             )
-
-        @functools.wraps(function)
-        def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-            with Scope(self._make):
-                return function(*args, **kwargs)
-
-        return call
-
-
-class OnceOrDecorator(Once, ContextDecorator):
-    """As a decorator it is made anew for each call."""
-
-    def _recreate_cm(self) -> OnceOrDecorator:
-        return type(self)(*self._made_of)
-
-    def __init__(
-        self, name: str, made_by: str, make: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        super().__init__(name, made_by, make)
-        self._made_of = name, made_by, make
+        return super().__call__(function)
 
 
 def _leave_dropped(opening: AbstractContextManager[Any]) -> None:
@@ -179,6 +169,7 @@ def used_once(make: Callable[_Args, AbstractContextManager[Session]]) -> Callabl
     @functools.wraps(make)
     def scope(*args: _Args.args, **kwargs: _Args.kwargs) -> Scope:
         signature.bind(*args, **kwargs)  # A misspelt option is told here, not at `with`.
-        return Scope(functools.partial(make, *args, **kwargs))
+        opening = functools.partial(make, *args, **kwargs)
+        return Scope("scope", "rematerialize() or measure()", opening)
 
     return scope
