@@ -37,7 +37,6 @@ from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_
 from dtr_alloc.runtime.scope.scope import measure, rematerialize
 from dtr_alloc.runtime.scope.session import Session, SessionStats
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.format import Call, Instruction, Mutate
 
 
 class ScriptError(RuntimeError):
@@ -104,14 +103,6 @@ def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -
     return row
 
 
-class _EnoughSteps(SystemExit):
-    """Leaves the script."""
-
-
-class _OpensScope(SystemExit):
-    """Leaves a script that turns out to have a scope of its own."""
-
-
 class _Watch:
     """Times the steps of the part of a script that is profiled: a mark as it begins, one after each
     step of an optimizer, and one as it ends by itself."""
@@ -131,11 +122,11 @@ class _Watch:
 
         def stepped(*_: object) -> None:
             if threading.get_ident() != self._thread:
-                raise _EnoughSteps
+                raise SystemExit
             mark()
             self.stepped += 1
             if self.stepped == self.steps:
-                raise _EnoughSteps
+                raise SystemExit
 
         mark()
         hook = register_optimizer_step_post_hook(stepped)
@@ -190,7 +181,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     def refuse(*_: object, **__: object) -> NoReturn:
         nonlocal refused
         refused = True
-        raise _OpensScope
+        raise SystemExit
 
     @contextmanager
     def first_only(*_: object, recordable: Iterable[str] = (), **__: object) -> Iterator[Session]:
@@ -216,13 +207,12 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         return {"problem": "trains in another thread, and a plan follows the script's first alone"}
     if code != 0 or not watch.marks:
         return None
-    if recording.trace is not None and not any(map(_computes, recording.trace.instructions)):
-        told = f" ({elsewhere})" if elsewhere.processes else ""
-        told += "; for a program on the CPU set CUDA_VISIBLE_DEVICES=" * on_cuda
-        return {
-            "problem": f"computes nothing in its first process, and a plan follows no other{told}"
-        }
     if recording.trace is not None:
+        if recording.trace.schedule().op_constant.all():
+            told = f" ({elsewhere})" if elsewhere.processes else ""
+            told += "; for a program on the CPU set CUDA_VISIBLE_DEVICES=" * on_cuda
+            nothing = "computes nothing in its first process, and a plan follows no other"
+            return {"problem": nothing + told}
         recording.trace.save(log)
     return {"opens_scope": False, **watch.figures()}
 
@@ -236,10 +226,6 @@ def _on_cuda(within: str | None) -> Iterator[Session]:
     session = chosen.session
     assert session is not None
     yield session
-
-
-def _computes(item: Instruction) -> bool:
-    return isinstance(item, (Call, Mutate))
 
 
 def main() -> None:

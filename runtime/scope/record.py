@@ -19,7 +19,6 @@ from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.format import Call, Mutate
 from dtr_alloc.runtime.trace.from_records import trace_of
 
 
@@ -55,7 +54,7 @@ def record_trace(path: str | os.PathLike[str] | None = None) -> Iterator[Recordi
         >>> import torch
         >>> with record_trace() as recording:
         ...     y = torch.ones(1000).exp()
-        >>> [item.name for item in recording.trace.instructions if isinstance(item, Call)]
+        >>> recording.trace.schedule().op_name
         ['aten::ones', 'aten::exp']
     """
     recording = Recording()
@@ -107,5 +106,5 @@ def trace_script(
         code = run_script(script, args, module=module)
     assert recording.trace is not None
     recording.trace.save(path)
-    made = recording.trace.instructions
-    return code, sum(isinstance(item, (Call, Mutate)) for item in made), str(elsewhere)
+    operators = int((~recording.trace.schedule().op_constant).sum())
+    return code, operators, str(elsewhere)
