@@ -77,7 +77,6 @@ class Simulator:
             **{name: np.asarray(column, np.int64) for name, column in columns.items()}
         )
         self.baseline = Baseline(*self._schedule.baseline())
-        self._released: int | None = None  # Not looked for yet.
 
     def budget_bytes(self, budget: Budget) -> int:
         """What a budget of `simulate` is for this trace.
@@ -100,7 +99,45 @@ class Simulator:
     def stays_bytes(self) -> int:
         """What the program holds at the end of its last step, of an optimizer if it has one, and a
         scope could not recompute: constants, and what was not recorded or is one from then on."""
-        return _stays_bytes(self.schedule)
+        schedule = self.schedule
+        roots, sizes = schedule.storages(), schedule.tensor_size.tolist()
+        held, begins = [0] * len(roots), schedule.op_results_begin.tolist()
+        stuck = (schedule.tensor_tracked == 0) | schedule.op_constant[schedule.tensor_op]
+        stays = set(np.flatnonzero(stuck).tolist())
+        steps = list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
+        ends = [place for place, (kind, _) in enumerate(steps) if kind == STEP]
+        for kind, operand in steps[: ends[-1] if ends else None]:
+            if kind == COMPUTE:
+                for tensor in range(begins[operand], begins[operand + 1]):
+                    held[roots[tensor]] += 1
+            elif kind in (GET, RELEASE):
+                held[roots[operand]] += 1 if kind == GET else -1
+            elif kind == FREEZE:
+                stays.add(operand)
+        return sum(sizes[root] for root in {roots[tensor] for tensor in stays} if held[root] > 0)
+
+    @functools.cached_property
+    def _first_read_of_released(self) -> int:
+        """The first step that needs a tensor to whose storage nobody has a reference, or -1."""
+        schedule = self.schedule
+        roots = schedule.storages()
+        held = [0] * len(roots)
+        args, args_begin = schedule.op_args.tolist(), schedule.op_args_begin.tolist()
+        results_begin = schedule.op_results_begin.tolist()
+        steps = zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True)
+        for step, (kind, operand) in enumerate(steps):
+            read: Iterable[int] = (operand,) if kind == PIN else ()
+            taken: Iterable[int] = (operand,) if kind == GET else ()
+            if kind == COMPUTE:
+                read = args[args_begin[operand] : args_begin[operand + 1]]
+                taken = range(results_begin[operand], results_begin[operand + 1])
+            elif kind == RELEASE:
+                held[roots[operand]] -= 1
+            if any(held[roots[tensor]] < 1 for tensor in read):
+                return step
+            for tensor in taken:
+                held[roots[tensor]] += 1
+        return -1
 
     def check(self, budget: Budget, rules: Rules = DEFAULTS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
@@ -173,11 +210,10 @@ class Simulator:
 
     def _refuse_reading_released(self, rules: Rules) -> None:
         """The paper's rules keep every record; elsewhere a tensor that was let go may have none."""
-        if self._released is None:
-            self._released = _first_read_of_released(self.schedule)
-        if self._released >= 0:
+        step = self._first_read_of_released
+        if step >= 0:
             raise ValueError(
-                f"step {self._released} of {self.name or 'the trace'} reads a tensor that was "
+                f"step {step} of {self.name or 'the trace'} reads a tensor that was "
                 f"released; mode {rules.mode!r} with policy {rules.policy!r} cannot bring it back: "
                 "use mode 'bytes' and policy 'eager' or 'ignore'"
             )
@@ -294,44 +330,3 @@ def parse_budget(budget: Budget) -> Share | int:
     if isinstance(budget, str) and budget.strip().removeprefix("-").isdecimal():
         return share_or_bytes(int(budget))
     return share_or_bytes(budget)
-
-
-def _stays_bytes(schedule: Schedule) -> int:
-    """See `Simulator.stays_bytes`."""
-    roots, sizes = schedule.storages(), schedule.tensor_size.tolist()
-    held, begins = [0] * len(roots), schedule.op_results_begin.tolist()
-    stuck = (schedule.tensor_tracked == 0) | schedule.op_constant[schedule.tensor_op]
-    stays = set(np.flatnonzero(stuck).tolist())
-    steps = list(zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True))
-    ends = [place for place, (kind, _) in enumerate(steps) if kind == STEP]
-    for kind, operand in steps[: ends[-1] if ends else None]:
-        if kind == COMPUTE:
-            for tensor in range(begins[operand], begins[operand + 1]):
-                held[roots[tensor]] += 1
-        elif kind in (GET, RELEASE):
-            held[roots[operand]] += 1 if kind == GET else -1
-        elif kind == FREEZE:
-            stays.add(operand)
-    return sum(sizes[root] for root in {roots[tensor] for tensor in stays} if held[root] > 0)
-
-
-def _first_read_of_released(schedule: Schedule) -> int:
-    """The first step that needs a tensor to whose storage nobody has a reference, or -1."""
-    roots = schedule.storages()
-    held = [0] * len(roots)
-    args, args_begin = schedule.op_args.tolist(), schedule.op_args_begin.tolist()
-    results_begin = schedule.op_results_begin.tolist()
-    steps = zip(schedule.kind.tolist(), schedule.operand.tolist(), strict=True)
-    for step, (kind, operand) in enumerate(steps):
-        read: Iterable[int] = (operand,) if kind == PIN else ()
-        taken: Iterable[int] = (operand,) if kind == GET else ()
-        if kind == COMPUTE:
-            read = args[args_begin[operand] : args_begin[operand + 1]]
-            taken = range(results_begin[operand], results_begin[operand + 1])
-        elif kind == RELEASE:
-            held[roots[operand]] -= 1
-        if any(held[roots[tensor]] < 1 for tensor in read):
-            return step
-        for tensor in taken:
-            held[roots[tensor]] += 1
-    return -1
