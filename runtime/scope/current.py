@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,17 +38,7 @@ _PATIENCE = 10.0
 """Seconds that a scope waits for its threads without a word."""
 
 
-class Member(Protocol):
-    """A thread that is to be a scope's."""
-
-    def join(self) -> None:
-        """From now on it is."""
-
-    def part(self) -> None:
-        """It is not any more, if it was."""
-
-
-class _Recorded:
+class Recorded:
     """A thread of an allocator that has no session yet."""
 
     def join(self) -> None:
@@ -75,17 +65,14 @@ class OpenScope(ABC):
     def session(self) -> _core.Session | None:
         """The session that the scope runs in; None as long as there is none."""
 
-    @abstractmethod
-    def member(self) -> Member:
+    def member(self) -> _core.Member | Recorded:
         """By which a thread makes what it computes part of the scope."""
+        session = self.session()
+        return Recorded() if session is None else _core.Member(session)
 
     @abstractmethod
     def before_fork(self) -> None:
         """Prepares for a child that has the scope's tensors, but not its threads."""
-
-    def advise(self, at_least: int) -> str:
-        """What an error adds that asks for at least so many bytes."""
-        return "" if self.adviser is None else self.adviser.advise(at_least)
 
     def step(self) -> None:
         """Marks that an optimizer's step has ended."""
@@ -176,9 +163,6 @@ class CpuScope(OpenScope):
     def session(self) -> _core.Session:
         return self.core
 
-    def member(self) -> Member:
-        return _core.Member(self.core)
-
     def before_fork(self) -> None:
         # A child that reads what did not fit gets an error.
         with contextlib.suppress(torch.OutOfMemoryError):
@@ -194,10 +178,6 @@ class CudaScope(OpenScope):
 
     def session(self) -> _core.Session | None:
         return self._allocator.session()
-
-    def member(self) -> Member:
-        session = self.session()
-        return _Recorded() if session is None else _core.Member(session)
 
     def before_fork(self) -> None:
         """Nothing: a child cannot use CUDA's tensors in any case."""

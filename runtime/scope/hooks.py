@@ -51,8 +51,9 @@ def watch_program(opened: OpenScope, undo: Undo) -> None:
     ends = StepEnds(operators, step)
 
     def begin() -> None:
-        if not ended and _core.is_member():
-            opened.steps.optimizer_begins()
+        share = opened.steps.share
+        if share is not None and not ended and _core.is_member():
+            share.optimizer_begins()
 
     def begins(
         _: object, args: tuple[Any, ...], kwargs: dict[str, Any]

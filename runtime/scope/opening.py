@@ -85,7 +85,8 @@ class Opening(AbstractContextManager[Session]):
         if error is None:
             for text in self._core.take_untold():
                 _warn(text, None)
-            if lacks := self._scope.steps.share_lacks():
+            share = self._scope.steps.share
+            if share is not None and (lacks := share.lacks()):
                 _warn(f"the budget is a share, and was none: {lacks}. Give bytes", None)
         if spilled and not isinstance(error, torch.OutOfMemoryError):  # Which holds them itself.
             _warn(

@@ -25,7 +25,7 @@ from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist
 from dtr_alloc.runtime.scope import current, out_of_memory
 from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
-from dtr_alloc.runtime.scope.current import CpuScope, Member, OpenScope
+from dtr_alloc.runtime.scope.current import CpuScope, OpenScope
 from dtr_alloc.runtime.scope.memory_history import number_kept
 from dtr_alloc.runtime.scope.opening import Opening
 from dtr_alloc.runtime.scope.peak_share import PeakShare, whole_machine
@@ -286,7 +286,7 @@ class _Joining(AbstractContextManager[None]):
     """From when this thread joins to when it parts. `__exit__` may be called repeatedly."""
 
     _opened: OpenScope | None = None
-    _member: Member | None = None
+    _member: _core.Member | current.Recorded | None = None
 
     def __enter__(self) -> None:
         self._opened = current.scope()
@@ -320,7 +320,7 @@ def _in_child() -> None:
 
 def _advise(at_least: int) -> str:
     opened = current.scope()
-    return "" if opened is None else opened.advise(at_least)
+    return "" if opened is None or not opened.adviser else opened.adviser.advise(at_least)
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -57,11 +57,12 @@ class Steps:
     """Those of one scope; the first ones set a budget that is a `share`."""
 
     def __init__(self, share: PeakShare | None = None) -> None:
-        self._share = share
+        self.share = share
         # Optimizers of several threads may end their steps at once. A signal's handler may ask for
         # the summary in the middle of that, in the same thread.
         self._lock = threading.RLock()
-        self._count = self._evicting = self._evicted_bytes = 0
+        self.count = 0  # How many have ended.
+        self._evicting = self._evicted_bytes = 0
         self._ended_ns = time.perf_counter_ns()
         self._costliest: list[tuple[int, int, Step]] = []
         self._quiet = 0
@@ -86,35 +87,21 @@ class Steps:
             )
         self.optimizer_ended(step=True)
 
-    def optimizer_begins(self) -> None:
-        """Before each step of an optimizer, behind its closure."""
-        if self._share is not None:
-            self._share.optimizer_begins()
-
     def optimizer_ended(self, *, step: bool) -> None:
-        """After it; `step`: one of the program has ended with it."""
-        if self._share is not None and self._share.optimizer_ended(step=step):
+        """After each step of an optimizer; `step`: one of the program has ended with it."""
+        if self.share is not None and self.share.optimizer_ended(step=step):
             self.budget_changed()
-
-    def share_lacks(self) -> str | None:
-        """Why a budget that is a share has never become one."""
-        return None if self._share is None else self._share.lacks()
 
     def costliest(self) -> list[Step]:
         """Of the steps that needed evictions the ten that lost most time, the costliest first."""
         with self._lock:
             return [step for _, _, step in sorted(self._costliest, reverse=True)]
 
-    @property
-    def count(self) -> int:
-        """How many have ended."""
-        return self._count
-
     def rows(self, evicted_bytes: int) -> list[tuple[str, str, str]]:
         """Of the summary; none of steps where none has ended. So much was evicted in the scope."""
         with self._lock:
-            count, evicting, evicted = self._count, self._evicting, self._evicted_bytes
-        told = [] if self._share is None else [self._share.row()]
+            count, evicting, evicted = self.count, self._evicting, self._evicted_bytes
+        told = [] if self.share is None else [self.share.row()]
         if not count:
             return told
         note = "none needed evictions"
@@ -143,9 +130,9 @@ class Steps:
         with self._lock:
             now = time.perf_counter_ns()
             elapsed, self._ended_ns = now - self._ended_ns, now
-            self._count += 1
+            self.count += 1
             self._evicted_bytes += evicted_bytes
-            step = Step(self._count, evicted_bytes, added_ns, elapsed)
+            step = Step(self.count, evicted_bytes, added_ns, elapsed)
             if not step.evicted_bytes:
                 self._quiet += 1
                 return None
