@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, name_of, resolve
-from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.rules import SEARCH_THRASH, Policy, Rules
 from dtr_alloc.runtime.simulate.simulator import Simulator
 
@@ -62,7 +61,9 @@ class Setting:
 
 def run(simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy) -> Setting:
     """One setting under a budget, by the rules of this bound."""
-    return _taken(simulator, budget, heuristic, policy)[0]
+    rules = Rules(heuristic, policy, "pool", SEARCH_THRASH, pin_outputs=False)
+    result = simulator.run(budget, rules)
+    return Setting(heuristic, policy, result.overhead if result.status == "ok" else None)
 
 
 def presets(simulator: Simulator, budget: int) -> tuple[Setting, ...]:
@@ -88,9 +89,9 @@ def anneal(
         done = max((time.monotonic() - began) / seconds, number / MOST_SETTINGS)
         if done >= 1 or _overhead(best) <= enough:
             break
-        tried = _changed(now, draw, slow)
-        found, took = _taken(simulator, budget, tried.heuristic, tried.policy)
-        if took > seconds / 20:
+        tried, start = _changed(now, draw, slow), time.monotonic()
+        found = run(simulator, budget, tried.heuristic, tried.policy)
+        if time.monotonic() - start > seconds / 20:
             slow.add(resolve(tried.heuristic).neighbourhood)
             slow.discard("none")
         if found.overhead is None:
@@ -106,15 +107,6 @@ def anneal(
 def _overhead(setting: Setting | None) -> float:
     """Infinite where there is none, or it failed."""
     return math.inf if setting is None or setting.overhead is None else setting.overhead
-
-
-def _taken(
-    simulator: Simulator, budget: int, heuristic: str | Heuristic, policy: Policy
-) -> tuple[Setting, float]:
-    rules = Rules(heuristic, policy, "pool", SEARCH_THRASH, pin_outputs=False)
-    result: SimulationResult = simulator.run(budget, rules)
-    overhead = result.overhead if result.status == "ok" else None
-    return Setting(heuristic, policy, overhead), result.wall_seconds
 
 
 def _changed(setting: Setting | None, draw: random.Random, slow: set[str]) -> Setting:

@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
 from dtr_alloc.runtime.simulate.result import SimulationResult
-from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, mean, overhead_of
+from dtr_alloc.runtime.tuning.tune import FAILED, Case, heuristic_of, overhead_of
 
 if TYPE_CHECKING:
     import optuna
@@ -62,7 +63,7 @@ def _outcome(runs: Sequence[SimulationResult]) -> str:
     """The mean overhead of those that succeeded, and how many did not."""
     good = [run.overhead for run in runs if run.status == "ok"]
     failed = len(runs) - len(good)
-    shown = f"{mean(good):.3f}" if good else "failed"
+    shown = f"{geometric_mean(good):.3f}" if good else "failed"
     return f"{shown} ({failed} of {len(runs)} failed)" if good and failed else shown
 
 
@@ -90,9 +91,9 @@ def _cells(title: str, group: Sequence[Comparison]) -> Iterator[tuple[str, str, 
     for one in group:
         yield f"  {one.case}", _outcome(one.preset), _outcome(one.tuned), f"{one.ratio:.3f}"
     if len(group) > 1:
-        preset = mean([overhead_of(one.preset) for one in group])
-        tuned = mean([overhead_of(one.tuned) for one in group])
-        ratio = mean([one.ratio for one in group])
+        preset = geometric_mean([overhead_of(one.preset) for one in group])
+        tuned = geometric_mean([overhead_of(one.tuned) for one in group])
+        ratio = geometric_mean([one.ratio for one in group])
         yield "  mean", f"{preset:.3f}", f"{tuned:.3f}", f"{ratio:.3f}"
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, cast
 
 from dtr_alloc.runtime.heuristic import DEFAULT, PRESETS, USER_PARAMETERS, Heuristic
@@ -108,8 +109,8 @@ class Case:
 
 
 def overhead_of(runs: Iterable[SimulationResult]) -> float:
-    """Their mean; failed ones count as `FAILED`."""
-    return mean([run.overhead if run.status == "ok" else FAILED for run in runs])
+    """Their geometric mean; failed ones count as `FAILED`."""
+    return geometric_mean([run.overhead if run.status == "ok" else FAILED for run in runs])
 
 
 def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
@@ -119,11 +120,6 @@ def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
     for budget in budgets:
         parse_budget(budget)
     return [Case(one, budget) for one in map(Simulator, traces) for budget in budgets]
-
-
-def mean(overheads: Sequence[float]) -> float:
-    """Their geometric mean."""
-    return math.exp(sum(map(math.log, overheads)) / len(overheads))
 
 
 def tune(
@@ -197,7 +193,7 @@ def tune(
             heuristic = _space(trial)
             overheads = [overhead_of(case.runs(heuristic)) for case in given]
             trial.set_user_attr("overheads", overheads)
-            return math.log(mean(overheads))
+            return math.log(geometric_mean(overheads))
 
         def after(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
             done = _finished(study)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean
 
 import filelock
 import optuna
@@ -24,7 +25,6 @@ from dtr_alloc.runtime.tuning.tune import (
     cases,
     heuristic_of,
     line_to_paste,
-    mean,
     overhead_of,
     tune,
 )
@@ -83,7 +83,7 @@ def test_a_study_is_never_worse_than_the_presets_it_begins_with(logs: list[str])
     study = tune(logs, BUDGET, trials=len(tuning.FIRST), seed=0)
     given = cases(logs, [BUDGET])
     worth = {
-        name: math.log(mean([overhead_of(case.runs(PRESETS[name])) for case in given]))
+        name: math.log(geometric_mean([overhead_of(case.runs(PRESETS[name])) for case in given]))
         for name in tuning.FIRST
         if name != "megengine"  # Its penalty is no step of the search.
     }
