@@ -38,15 +38,16 @@ def least_again_ns(needs: Needs, budget: int) -> int:
     moments = pressing(needs, budget, MOMENTS)
     if not len(moments):
         return 0
-    uses = _Uses(needs)
     shares = _shares(needs)
     order = np.argsort(-shares / needs.size, kind="stable")
     ends = np.append(moments, len(needs.cost))
     best = np.zeros(len(ends))  # From each end on.
+    wanted_next = _wanted_next(needs, moments)
     for place in reversed(range(len(moments))):
-        moment = int(moments[place])
-        following = uses.after(moment)
-        here = order[(following[order] <= len(needs.cost)) & uses.elsewhere(moment)[order]]
+        moment, following = int(moments[place]), wanted_next[place]
+        asked = (needs.made < moment) & (following <= len(needs.cost))
+        asked[needs.reads[moment]] = False  # In memory then.
+        here = order[asked[order]]
         inside = following[here] <= ends[place + 1 :, None]  # A row for each end of the window.
         room = budget - int(needs.fixed[moment])
         left = _left_out(inside, needs.size[here], shares[here], room)
@@ -57,13 +58,13 @@ def least_again_ns(needs: Needs, budget: int) -> int:
 def pressing(needs: Needs, budget: int, most: int) -> Numbers:
     """Operators at whose worst moment not all that is still read fits, in order: all of them, or,
     where they are more than `most`, the one that is shortest of room in each of as many runs."""
-    steps = np.zeros(len(needs.cost) + 1, np.int64)
     last = np.full(len(needs.made), -1, np.int64)
-    for value, used in enumerate(needs.uses()):
-        if used:
-            last[value] = used[-1]
-            steps[needs.made[value] + 1] += needs.size[value]
-            steps[used[-1]] -= needs.size[value]
+    for operator, values in enumerate(needs.wanted):
+        last[values] = operator
+    used = np.flatnonzero(last >= 0)
+    steps = np.zeros(len(needs.cost) + 1, np.int64)
+    np.add.at(steps, needs.made[used] + 1, needs.size[used])
+    np.subtract.at(steps, last[used], needs.size[used])
     short = needs.fixed + np.cumsum(steps)[:-1] - budget
     for operator, values in enumerate(needs.reads):  # They are in `fixed` as well.
         short[operator] -= sum(int(needs.size[v]) for v in values if last[v] > operator)
@@ -74,28 +75,15 @@ def pressing(needs: Needs, budget: int, most: int) -> Numbers:
     return np.array([run[np.argmax(short[run])] for run in runs], np.int64)
 
 
-class _Uses:
-    """When each value is wanted next."""
-
-    def __init__(self, needs: Needs) -> None:
-        self._needs = needs
-        self._never = len(needs.cost) + 1
-        pairs = [(v, use) for v, used in enumerate(needs.uses()) for use in (*used, self._never)]
-        values, times = np.array(pairs, np.int64).reshape(-1, 2).T
-        self._keys = values * (self._never + 1) + times
-        self._times = times
-        self._values = np.arange(len(needs.made), dtype=np.int64)
-
-    def after(self, moment: int) -> Numbers:
-        """Of each value; a number above that of any operator where it is not wanted any more."""
-        keys = self._values * (self._never + 1) + moment
-        return self._times[np.searchsorted(self._keys, keys, side="right")]
-
-    def elsewhere(self, moment: int) -> npt.NDArray[np.bool_]:
-        """Which values exist at a moment, and are not its operator's arguments."""
-        found = self._needs.made < moment
-        found[self._needs.reads[moment]] = False
-        return found
+def _wanted_next(needs: Needs, moments: Numbers) -> Numbers:
+    """When each value is wanted next after each moment, shape (moments, values); a number above
+    that of any operator where it is not wanted any more."""
+    found = np.full((len(moments), len(needs.made)), len(needs.cost) + 1, np.int64)
+    for row, begin, end in zip(found, moments, [*moments[1:], len(needs.cost)], strict=True):
+        for operator in range(end, begin, -1):
+            row[needs.wanted[operator]] = operator
+    # What is not wanted before the next moment is wanted when it is after that.
+    return np.minimum.accumulate(found[::-1])[::-1]
 
 
 def _shares(needs: Needs) -> npt.NDArray[np.float64]:

@@ -67,14 +67,6 @@ class Needs:
         """The smallest budget in which any policy could run the program."""
         return int(self.fixed.max(initial=0))
 
-    def uses(self) -> list[list[int]]:
-        """Of each value, when the program wants it, in order: numbers of operators."""
-        found: list[list[int]] = [[] for _ in self.made]
-        for operator, values in enumerate(self.wanted):
-            for value in values:
-                found[value].append(operator)
-        return found
-
 
 def rounded(size: int) -> int:
     """As the pool has it."""

@@ -118,9 +118,9 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         ).sum(axis=1),
     ),
     "windows overlap by a moment": (
-        knapsack._Uses,
-        "after",
-        lambda uses, moment, after=knapsack._Uses.after: after(uses, moment) - 1,
+        knapsack,
+        "_wanted_next",
+        lambda needs, moments, following=knapsack._wanted_next: following(needs, moments) - 1,
     ),
     "what is made in a stage was not there in it": (
         stages._Program,
