@@ -24,10 +24,6 @@ _FASTER = 1.25
 """Some programs are that much faster in a scope (perf/results/demo.json), which is no noise."""
 
 
-MEASURED = "measured"
-"""In place of a link: that of the folder for the swap."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """Predictions for one training; without a budget first.
@@ -158,7 +154,7 @@ def _way(link: Linked, swap_dir: Folder | None) -> Link | None:
         raise ValueError(
             'swap_dir without link: say how fast the way there is, link="2GB/s", or "measured"'
         )
-    if link == MEASURED:
+    if link == "measured":
         return Link.measured(swap_folder(swap_dir))
     if swap_dir is not None:
         swap_folder(swap_dir)

@@ -78,19 +78,13 @@ def swap_folder(folder: Folder | None, *, anywhere: bool = False) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"swap_dir {str(path)!r} cannot be written")
     kind = _file_system(path)
-    if not anywhere and (where := _elsewhere(kind)):
+    if not anywhere and kind in _IN_MEMORY | _ON_A_NETWORK:
+        where = "in memory" if kind in _IN_MEMORY else "on a network"
         raise ValueError(
             f"swap_dir {str(path)!r} lies {where} ({kind}): give a folder of a local disk; "
             "rematerialize() takes this one with swap_anywhere=True"
         )
     return path
-
-
-def _elsewhere(file_system: str) -> str:
-    """Where it is, if not on a disk of this machine."""
-    if file_system in _IN_MEMORY:
-        return "in memory"
-    return "on a network" if file_system in _ON_A_NETWORK else ""
 
 
 def host_swap(swap: int | str | None, *, rematerialize: bool) -> int:
