@@ -30,14 +30,13 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from fake_device import driver, operator_work
+from fake_device import driver, instrumented, operator_work
 from measurement import Measurement, origin, report
 
 import dtr_alloc
 from dtr_alloc import Pool
 from dtr_alloc.demo import MODELS, Job, Plan
 from dtr_alloc.demo.train import train
-from dtr_alloc.runtime.scope.instruments import instrumented
 
 if TYPE_CHECKING:
     from tests.fake_cuda.driver import FakeCuda

@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from fake_device import driver
+from fake_device import driver, instrumented
 from large_models import LARGE_MODELS
 from measurement import provenance, write_json
 from models import MODELS, Workload
@@ -43,7 +43,6 @@ from models.workload import supervised
 import dtr_alloc
 from dtr_alloc import demo
 from dtr_alloc.runtime.heuristic import DEFAULT
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.simulate.rules import live
 from dtr_alloc.runtime.simulate.simulator import Simulator
 from dtr_alloc.runtime.trace.schedule import Schedule

@@ -1,4 +1,5 @@
-"""The fake driver of tests/fake_cuda for measurements: they run by path and do not see tests/."""
+"""The fake driver of tests/fake_cuda for measurements, and scopes on it: they run by path and do
+not see tests/."""
 
 import importlib.util
 import sys
@@ -6,12 +7,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-FOLDER = Path(__file__).parents[2] / "tests/fake_cuda"
+TESTS = Path(__file__).parents[2] / "tests"
 
 
-def load(name: str) -> ModuleType:
-    """A module of the folder."""
-    spec = importlib.util.spec_from_file_location(f"fake_device_{name}", FOLDER / f"{name}.py")
+def load(path: str) -> ModuleType:
+    """A module of tests."""
+    name = f"fake_device_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, TESTS / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -23,5 +25,7 @@ def load(name: str) -> ModuleType:
 if TYPE_CHECKING:
     from tests.fake_cuda import driver as driver
     from tests.fake_cuda import operator_work as operator_work
+    from tests.support.instruments import instrumented as instrumented
 else:
-    driver, operator_work = load("driver"), load("operator_work")
+    driver, operator_work = load("fake_cuda/driver.py"), load("fake_cuda/operator_work.py")
+    instrumented = load("support/instruments.py").instrumented

@@ -28,7 +28,7 @@ from dtr_alloc.runtime.heuristic import (
     native_scorer,
     resolve_live,
 )
-from dtr_alloc.runtime.scope import instruments
+from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import CudaScope
 from dtr_alloc.runtime.scope.memory_history import number_kept
@@ -205,7 +205,7 @@ class Counted:
         self._device = torch.cuda.current_device() if number is None else number
         options: dict[str, Any] = {"device": self._device, "record": False, "timeline": timeline}
         options["heuristic"] = resolve_live(DEFAULT)._native()
-        self._guest = _core.GuestAllocator(**options, **instruments.options())
+        self._guest = _core.GuestAllocator(**options, **current.instruments)
         self.scope = CudaScope(self._guest, Steps())
 
     def session(self) -> Session:

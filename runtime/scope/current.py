@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,10 @@ _log = logging.getLogger("dtr_alloc")
 
 _PATIENCE = 10.0
 """Seconds that a scope waits for its threads without a word."""
+
+instruments: dict[str, Any] = {}
+"""Options of `_core.Session` beside a scope's own, by which our tests run scopes as no program
+should (tests/support/instruments.py)."""
 
 
 class Recorded:

@@ -23,7 +23,6 @@ from dtr_alloc.pool.size import LARGEST_BUDGET, Share, Size, parse_budget, parse
 from dtr_alloc.runtime.adapters import libraries
 from dtr_alloc.runtime.heuristic import DEFAULT, Heuristic, insist_float, insist_name, resolve_live
 from dtr_alloc.runtime.scope import current, out_of_memory
-from dtr_alloc.runtime.scope import instruments as _testing
 from dtr_alloc.runtime.scope.advice import Adviser
 from dtr_alloc.runtime.scope.current import CpuScope, OpenScope
 from dtr_alloc.runtime.scope.memory_history import number_kept
@@ -170,7 +169,7 @@ def rematerialize(
         debug=debug,
         strict=strict,
         **native_swap(swap, swap_dir, anywhere=swap_anywhere),
-        **_testing.options(),
+        **current.instruments,
     )
     adviser = Adviser(core, live(chosen, cast(Clock, clock)), swap=swap is not None)
     share = None
@@ -221,7 +220,7 @@ def measure(
         record=False,
         timeline=timeline,
         events=number_kept(events),
-        **_testing.options(),
+        **current.instruments,
     )
     steps, adviser = Steps(), Adviser(core, live())
     session = partial(Session, core, steps, measured=adviser)

@@ -295,9 +295,10 @@ print("done")
     ("opened", "used"),
     [
         (
-            "from dtr_alloc.runtime.scope.instruments import instrumented\n"
+            "from dtr_alloc.runtime.scope import current\n"
+            "current.instruments['evict_always'] = True\n"
             "scope = dtr_alloc.rematerialize(None)\n"
-            "with instrumented(evict_always=True):\n    scope.__enter__()",
+            "scope.__enter__()",
             "assert torch.equal(compiled(x.exp()), compiled(x.exp().clone()))\n"
             "scope.__exit__(None, None, None)",
         ),

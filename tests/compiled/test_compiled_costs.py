@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.session import Session
 from tests.fake_cuda.driver import FakeCuda
 from tests.support.exactness import scope
+from tests.support.instruments import instrumented
 from tests.support.taped_programs import ELEMENTS, Program
 from tests.support.taped_programs import scope as taped
 

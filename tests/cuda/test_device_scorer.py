@@ -12,12 +12,12 @@ import torch
 
 from dtr_alloc.kernels import ahead
 from dtr_alloc.runtime.heuristic import PRESETS, Heuristic, Scorer
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from tests.engine_harness.harness import EngineHarness, crossover, never
 from tests.fake_cuda.driver import SCORER_CALLS, FakeCuda
 from tests.kernels.score_columns import EXTREMES, HEURISTICS, drawn, native_columns
+from tests.support.instruments import instrumented
 
 CLOCK = 1 << 41
 IMAGE = ahead.image()

@@ -10,10 +10,10 @@ from device_time import DRIVER_LIMIT, FIRST_LIMIT, SPEEDS, training
 
 from dtr_alloc import Pool
 from dtr_alloc.demo import MODELS
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
+from tests.support.instruments import instrumented
 
 Program = Callable[[FakeCuda], None]
 US = 1000

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc import Pool, Session
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.memory_history import History
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.trace.format import Call
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
+from tests.support.instruments import instrumented
 
 MS = 1_000_000
 LAYERS, WIDTH, ROWS = 10, 128, 4096  # A result of a layer is a page.

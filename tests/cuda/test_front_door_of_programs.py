@@ -19,13 +19,13 @@ from dtr_alloc.runtime.planning import report, script
 from dtr_alloc.runtime.planning.plan import plan_of
 from dtr_alloc.runtime.planning.profile import Profile, Recorded
 from dtr_alloc.runtime.scope import current
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call
 from tests.fake_cuda.driver import FakeCuda
 from tests.fake_cuda.operator_work import Speed, operators_work
 from tests.support.fences import ROOT
+from tests.support.instruments import instrumented
 from tests.support.interruptions import of_the_process, walk
 from tests.support.own_process import own_process
 from tests.support.pretended_cuda import PretendedAllocator, pretend

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from tests.fake_cuda.driver import PAGE, FakeCuda
 from tests.support.exactness import MODES, grad_of, run, same, scope
+from tests.support.instruments import instrumented
 
 
 def mlp() -> Iterator[Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from tests.fake_cuda.driver import FakeCuda
+from tests.support.instruments import instrumented
 
 COUNT = 1 << 14  # Smaller integer tensors are never evicted.
 X, INTEGERS = torch.linspace(0, 1, COUNT), torch.arange(COUNT)

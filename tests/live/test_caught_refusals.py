@@ -16,8 +16,8 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.fake_cuda.driver import FakeCuda
+from tests.support.instruments import instrumented
 
 GIB = 1 << 30
 WARNING = r"double asked for 4096\.00 MiB, was refused it, and went on with less memory\. "

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc import _core
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.support.exactness import alike, assert_exact, bits, grad_of, run, same
+from tests.support.instruments import instrumented
 from tests.support.threads import in_threads
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.support.exactness import bits, chain, same, scope
+from tests.support.instruments import instrumented
 from tests.support.own_process import forked, own_process
 from tests.support.threads import in_threads
 

@@ -10,8 +10,8 @@ import torch
 from torch.cuda import _memory_viz as viz
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.memory_history import CLASSES, History
+from tests.support.instruments import instrumented
 from tests.support.squeezed_training import MIB, SCRIPT, Layer, dumped, line_of, squeezed, train
 from tests.support.threads import in_threads
 

@@ -10,8 +10,8 @@ import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET
 from dtr_alloc.runtime.heuristic import native_scorer, resolve
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.native_stand_in.native import Native
+from tests.support.instruments import instrumented
 
 
 def guest_of(native: Native, session: Any = None, device: int = 0) -> _core.GuestAllocator:

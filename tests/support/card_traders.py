@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import dtr_alloc
 from dtr_alloc import Session
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.fake_cuda.driver import ROOT, FakeCuda
 from tests.gpu.programs import deterministic, digest
+from tests.support.instruments import instrumented
 
 
 @dataclass(frozen=True)

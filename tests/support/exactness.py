@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.session import Session
+from tests.support.instruments import instrumented
 
 P = ParamSpec("P")
 Program = Callable[[], Iterable[Tensor]]

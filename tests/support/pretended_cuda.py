@@ -13,8 +13,8 @@ import torch
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import cuda_allocator
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
+from tests.support.instruments import instrumented
 
 Set = Callable[[object, str, object], object]
 """`setattr`, or what undoes it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.demo import MODELS
-from dtr_alloc.runtime.scope.instruments import instrumented
+from tests.support.instruments import instrumented
 from tests.support.swap_programs import (
     KINDS,
     adamw,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.support.exactness import grad_of
+from tests.support.instruments import instrumented
 
 SIDE = 128  # Matrices of 64 KiB.
 ROOM = 1 << 20

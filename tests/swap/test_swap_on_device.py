@@ -16,12 +16,12 @@ from torch import Tensor
 import dtr_alloc
 from dtr_alloc import _core
 from dtr_alloc.runtime.scope import swapping
-from dtr_alloc.runtime.scope.instruments import instrumented
 from dtr_alloc.runtime.scope.scope import rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from tests.cuda.test_session_on_cuda import batch_norms, checkpointed, mlp
 from tests.fake_cuda.driver import FakeCuda
 from tests.support.exactness import alike, run
+from tests.support.instruments import instrumented
 from tests.support.swap_programs import (
     KINDS,
     adamw,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.native_stand_in.native import Native
+from tests.support.instruments import instrumented
 from tests.torch_memory.test_guest_suites import suites
 
 LEFT_OUT = {

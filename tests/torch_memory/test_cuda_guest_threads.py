@@ -17,7 +17,7 @@ HISTORY = """
 import sys, threading
 import torch, dtr_alloc
 from tests.native_stand_in.native import Native
-from dtr_alloc.runtime.scope.instruments import instrumented
+from tests.support.instruments import instrumented
 from tests.fake_cuda.driver import FakeCuda
 cuda = FakeCuda(sys.argv[2])
 native = Native(sys.argv[1], sys.argv[2])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import dtr_alloc
-from dtr_alloc.runtime.scope.instruments import instrumented
 from tests.fake_cuda.driver import FakeCuda
 from tests.native_stand_in.native import Native
+from tests.support.instruments import instrumented
 from tests.torch_memory.conftest import MIB
 
 

@@ -1,25 +1,17 @@
-"""Instruments of our own tests: ways to run a scope that no program should.
+"""Ways to run a scope that no program should.
 
 Tests make the runtime work harder than any program does, so that a wrong recomputation shows.
 Others run its CUDA half on the CPU's tensors. The switches are not parameters of `rematerialize`,
-because nobody else has a use for them: a test opens its scope inside `instrumented`. Outside of
-tests this costs a copy of a small dict for each scope.
+because nobody else has a use for them: a test opens its scope inside `instrumented`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from dtr_alloc.runtime.heuristic import Scorer, native_scorer
-
-_options: dict[str, Any] = {}
-
-
-def options() -> dict[str, Any]:
-    """The options that the instruments in use come to."""
-    return dict(_options)
+from dtr_alloc.runtime.scope import current
 
 
 @contextmanager
@@ -44,17 +36,9 @@ def instrumented(
         native: the address of a CUDA allocator that stands in for torch's. Tensors lie in its
             memory, of which the runtime is a guest. It holds for inner uses of this function, too.
         swap_always: every tensor goes to the swap after every operator, which the scope must have.
-
-    Example:
-        >>> import dtr_alloc, torch
-        >>> with instrumented(evict_always=True), dtr_alloc.rematerialize(None) as session:
-        ...     x = torch.ones(1000).exp()
-        >>> session.stats().evictions > 0
-        True
     """
-    global _options
-    before = _options
-    _options = {
+    before = current.instruments
+    current.instruments = {
         "evict_always": evict_always,
         "verify": verify,
         "on_cuda": on_cuda,
@@ -66,4 +50,4 @@ def instrumented(
     try:
         yield
     finally:
-        _options = before
+        current.instruments = before
