@@ -305,7 +305,4 @@ def name_of(
     """Its name, where it is one of those that have one; else how to write it."""
     if isinstance(heuristic, str):
         return heuristic
-    for name, known in named.items():
-        if known == heuristic:
-            return name
-    return repr(heuristic)
+    return next((name for name, known in named.items() if known == heuristic), repr(heuristic))

@@ -183,7 +183,8 @@ class _Walk:
         begin, end = self.schedule.op_events_begin[operator : operator + 2].tolist()
         now = self.constants + sum(content.size for content in values.values())
         if begin == end:
-            return now + self.fresh_bytes(stored)
+            fresh = (tensor for tensor in stored if self.in_place[tensor] < 0)
+            return now + sum(rounded(self.sizes[tensor]) for tensor in fresh)
         most, blocks = now, []
         kinds = self.schedule.event_kind[begin:end].tolist()
         numbers = self.schedule.event_value[begin:end].tolist()
@@ -197,9 +198,6 @@ class _Walk:
                 now -= self.let_go(self.roots[number], values)
             most = max(most, now)
         return most
-
-    def fresh_bytes(self, stored: list[int]) -> int:
-        return sum(rounded(self.sizes[tensor]) for tensor in stored if self.in_place[tensor] < 0)
 
     def adopt(self, operator: int, tensor: int) -> None:
         """A result is there: new bytes, or what was written to an argument's."""

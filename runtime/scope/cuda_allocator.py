@@ -46,13 +46,6 @@ else:
 
 __all__ = ["Allocator", "Guest", "allocator"]
 
-_LATE = (
-    "it is too late to change the CUDA allocator: this process has used CUDA already. Call "
-    "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(...)) directly after the "
-    "imports, before any tensor is put on a GPU and before torch.cuda.manual_seed, "
-    "mem_get_info or get_device_properties; a library that probes the GPU at import comes after it"
-)
-
 
 class Allocator(_Base):
     """What `allocator` returns. Torch calls `allocator()`; the rest is for you."""
@@ -390,4 +383,10 @@ def _device_number(device: int | str | torch.device | None) -> int | None:
 
 def _refuse_if_late() -> None:
     if _core.cuda_allocator_in_use():
-        raise RuntimeError(_LATE)
+        raise RuntimeError(
+            "it is too late to change the CUDA allocator: this process has used CUDA already. Call "
+            "torch.cuda.memory.change_current_allocator(dtr_alloc.allocator(...)) directly after "
+            "the imports, before any tensor is put on a GPU and before torch.cuda.manual_seed, "
+            "mem_get_info or get_device_properties; a library that probes the GPU at import comes "
+            "after it"
+        )

@@ -233,16 +233,9 @@ class _Resolver:
         if name in self.bound:
             _refuse(f"{definer} defines {shown(name)}, which an earlier line defines")
 
-    def arguments(self, names: Iterable[str], reader: str) -> list[int]:
-        bound = self.bound
-        try:
-            return [bound[name] for name in names]
-        except KeyError as missing:
-            _refuse(f"{reader} reads {shown(missing.args[0])}, which no earlier line defines")
-
     def call(self, item: Call) -> None:
         reader = f"CALL {shown(item.name)}"
-        args = self.arguments(item.args, reader)
+        args = [self.tensor(name, reader) for name in item.args]
         first = self.compute(
             item.name, item.time, args, [(made.memory, made.alias) for made in item.results]
         )
@@ -255,7 +248,7 @@ class _Resolver:
 
     def mutate(self, item: Mutate) -> None:
         reader = f"MUTATE {shown(item.name)}"
-        args = self.arguments(item.args, reader)
+        args = [self.tensor(name, reader) for name in item.args]
         written = [item.args[position] for position in item.positions]
         if len(set(written)) < len(written):
             _refuse(f"{reader} writes an argument twice")
