@@ -48,7 +48,7 @@ def rows() -> dict[str, str]:
     """
     system_page = os.sysconf("SC_PAGE_SIZE")
     small, large = (format_size(_core.Pool(1, "host", space).page) for space in (1 << 20, 1 << 30))
-    found = {
+    return {
         "dtr_alloc": dtr_alloc.__version__,
         "torch": torch.__version__,
         "built against": f"torch {_core.torch_version}, with {_core.compiler}",
@@ -67,11 +67,8 @@ def rows() -> dict[str, str]:
         "cuda driver": _driver(),
         "cuda devices": _devices(),
         "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
+        **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-    for name in _VARIABLES:
-        if name in os.environ:
-            found[name] = os.environ[name]
-    return found
 
 
 def _huge_pages() -> str:

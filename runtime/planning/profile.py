@@ -91,7 +91,9 @@ class Profile:
         first = recorded[0]
         traces = tuple(map(Trace, cut))
         least_ns = np.minimum.reduce([trace.schedule().op_cost for trace in traces])
-        steady_ns = least_ns[warm_operators(traces[0], first.warm_marks) :].sum()
+        warm = cut[0][: after_mark(cut[0], first.warm_marks)]
+        made_warm = sum(isinstance(item, (Call, Mutate, Constant)) for item in warm)
+        steady_ns = least_ns[made_warm:].sum()
         scope_ns = _least_of_each([run.step_ns for run in recorded])
         # What operators take together is more than the sum of what each took at its best.
         kernel_ns = statistics.mean(scope_ns) * first.traced_steps
@@ -172,12 +174,6 @@ def after_mark(items: Sequence[Instruction], count: int) -> int:
     """Where what follows the `count`-th step of an optimizer begins."""
     marks = [place + 1 for place, item in enumerate(items) if item == STEP]
     return marks[count - 1] if count else 0
-
-
-def warm_operators(trace: Trace, warm_marks: int) -> int:
-    """How many operators of its schedule are of the warm-up."""
-    warm = trace.instructions[: after_mark(trace.instructions, warm_marks)]
-    return sum(isinstance(item, (Call, Mutate, Constant)) for item in warm)
 
 
 def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size
@@ -64,7 +65,7 @@ class Steps:
         self.count = 0  # How many have ended.
         self._evicting = self._evicted_bytes = 0
         self._ended_ns = time.perf_counter_ns()
-        self._costliest: list[tuple[int, int, Step]] = []
+        self._costliest: list[Step] = []
         self._quiet = 0
         self._told = False
         self.stays_bytes = 0  # The most in memory as a step ended: gradients, state, what is kept.
@@ -94,8 +95,7 @@ class Steps:
 
     def costliest(self) -> list[Step]:
         """Of the steps that needed evictions the ten that lost most time, the costliest first."""
-        with self._lock:
-            return [step for _, _, step in sorted(self._costliest, reverse=True)]
+        return [*self._costliest]
 
     def rows(self, evicted_bytes: int) -> list[tuple[str, str, str]]:
         """Of the summary; none of steps where none has ended. So much was evicted in the scope."""
@@ -137,9 +137,8 @@ class Steps:
                 self._quiet += 1
                 return None
             self._evicting += 1
-            heapq.heappush(self._costliest, (step.added_ns, step.number, step))
-            if len(self._costliest) > _KEPT:
-                heapq.heappop(self._costliest)
+            steps = [*self._costliest, step]
+            self._costliest = heapq.nlargest(_KEPT, steps, attrgetter("added_ns", "number"))
             odd = self._quiet >= _QUIET and not self._told
             self._told, self._quiet = self._told or odd, 0
             return step if odd else None

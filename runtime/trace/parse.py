@@ -196,7 +196,10 @@ class _Reader:
     def fields(self, text: bytes) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """The kind of a line, its fields, and its extensions."""
         record = self.decoded(text)
-        kind = self.kind(record.pop("INSTRUCTION", None))
+        kind = record.pop("INSTRUCTION", None)
+        if not isinstance(kind, str) or kind not in _FIELDS:
+            what = "missing" if kind is None else f"{_described(kind)}, which is not known"
+            self.fail(f"INSTRUCTION is {what}")
         expected = _FIELDS[kind]
         extra = {}
         if record.keys() != expected.keys():
@@ -208,13 +211,6 @@ class _Reader:
         except ValueError as error:
             self.fail(f"{kind}: {error}")
         return kind, record, extra
-
-    def kind(self, given: object) -> str:
-        """What a line's INSTRUCTION says."""
-        if isinstance(given, str) and given in _FIELDS:
-            return given
-        what = "missing" if given is None else f"{_described(given)}, which is not known"
-        self.fail(f"INSTRUCTION is {what}")
 
     def insist_keys(self, kind: str, given: Collection[str], expected: Collection[str]) -> None:
         """Refuses a line that lacks a field, or has one too many."""
