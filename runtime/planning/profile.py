@@ -92,8 +92,8 @@ class Profile:
         traces = tuple(map(Trace, cut))
         least_ns = np.minimum.reduce([trace.schedule().op_cost for trace in traces])
         warm = cut[0][: after_mark(cut[0], first.warm_marks)]
-        made_warm = sum(isinstance(item, (Call, Mutate, Constant)) for item in warm)
-        steady_ns = least_ns[made_warm:].sum()
+        warm_operators = sum(isinstance(item, (Call, Mutate, Constant)) for item in warm)
+        steady_ns = least_ns[warm_operators:].sum()
         scope_ns = _least_of_each([run.step_ns for run in recorded])
         # What operators take together is more than the sum of what each took at its best.
         kernel_ns = statistics.mean(scope_ns) * first.traced_steps
