@@ -38,8 +38,6 @@ _UNITS = {"B": 1} | {
 }
 _LONGEST = 100  # Characters, of what a person writes.
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]+)\s*", re.ASCII)
-
-
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+", re.ASCII)
 _SHARE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*%\s*", re.ASCII)
 
@@ -62,9 +60,7 @@ class Share:
         return f"{100 * self.fraction:g}%"
 
 
-def parse_budget(
-    budget: Size | Share, name: str = "budget", most: int = 2**63 - 1
-) -> "int | Share":
+def parse_budget(budget: Size | Share, most: int = 2**63 - 1) -> "int | Share":
     """Returns the share that `budget` is, such as "60%", or its bytes, as `parse_size` does.
 
     Example:
@@ -75,9 +71,9 @@ def parse_budget(
         return budget
     match = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
     if match is None:
-        return parse_size(budget, name, most)
+        return parse_size(budget, most=most)
     if not float(match[1]):
-        raise ValueError(f'{name} "{budget}" is not above zero: write a share such as "60%"')
+        raise ValueError(f'budget "{budget}" is not above zero: write a share such as "60%"')
     return Share(float(match[1]) / 100)
 
 

@@ -79,11 +79,8 @@ class Simulator:
         self.baseline = Baseline(*self._schedule.baseline())
 
     def budget_bytes(self, budget: Budget) -> int:
-        """What a budget of `simulate` is for this trace.
-
-        Raises:
-            TypeError, ValueError: see `parse_budget`.
-        """
+        """What a budget of `simulate` is for this trace. Raises TypeError or ValueError as
+        `parse_budget` does, and where it is less than a byte."""
         parsed = parse_budget(budget)
         if not isinstance(parsed, Share):
             return parsed
@@ -141,10 +138,7 @@ class Simulator:
 
     def check(self, budget: Budget, rules: Rules = DEFAULTS) -> tuple[int, Heuristic]:
         """Whether `run` takes them: the bytes of the budget, and the heuristic that it follows.
-
-        Raises:
-            TypeError, ValueError: it does not; see `simulate`.
-        """
+        Raises TypeError or ValueError as `simulate` does."""
         chosen = resolve(rules.heuristic)
         paper = rules.mode == "bytes"
         if paper:
@@ -157,11 +151,7 @@ class Simulator:
         return size, chosen
 
     def run(self, budget: Budget, rules: Rules = DEFAULTS) -> SimulationResult:
-        """Replays the trace under a budget; see `simulate`.
-
-        Raises:
-            TypeError, ValueError: see `simulate`.
-        """
+        """Replays the trace under a budget. Raises TypeError or ValueError as `simulate` does."""
         size, chosen = self.check(budget, rules)
         paper = rules.mode == "bytes"
         link = None if rules.link is None else Link.parse(rules.link)
@@ -322,11 +312,8 @@ def _papers(heuristic: Heuristic) -> Heuristic:
 
 
 def parse_budget(budget: Budget) -> Share | int:
-    """A share, or bytes. A text of digits alone is bytes here, since traces may be small.
-
-    Raises:
-        TypeError, ValueError: it is neither (`dtr_alloc.pool.size.parse_budget`).
-    """
+    """A share, or bytes. A text of digits alone is bytes here, since traces may be small. Raises
+    TypeError or ValueError where it is neither (`dtr_alloc.pool.size.parse_budget`)."""
     if isinstance(budget, str) and budget.strip().removeprefix("-").isdecimal():
         return share_or_bytes(int(budget))
     return share_or_bytes(budget)
