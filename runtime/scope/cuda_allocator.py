@@ -13,9 +13,10 @@ With `memory="torch"` torch's own allocator keeps the memory, and the object sta
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.cuda.memory import _CUDAAllocator
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import LARGEST_BUDGET, format_size, parse_size
@@ -39,15 +40,10 @@ from dtr_alloc.runtime.scope.steps import Steps
 from dtr_alloc.runtime.scope.swapping import host_swap
 from dtr_alloc.runtime.simulate.rules import live
 
-if TYPE_CHECKING:
-    from torch.cuda.memory import _CUDAAllocator as _Base
-else:
-    _Base = getattr(torch.cuda.memory, "_CUDAAllocator", object)
-
 __all__ = ["Allocator", "Guest", "allocator"]
 
 
-class Allocator(_Base):
+class Allocator(_CUDAAllocator):
     """What `allocator` returns. Torch calls `allocator()`; the rest is for you."""
 
     def __init__(
@@ -92,9 +88,7 @@ class Allocator(_Base):
         """What the runtime did so far. None before the first request for memory, or without
         rematerialization."""
         core = self._core.session()
-        if core is None:
-            return None
-        return Session(core, self._steps)
+        return None if core is None else Session(core, self._steps)
 
     def allocate(self, size: int, *, stream: int = 0, device: int | None = None) -> int:
         """Returns the address of a block of the same pool that torch's tensors lie in, for work of
