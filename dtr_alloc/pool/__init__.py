@@ -123,7 +123,7 @@ class Pool:
         if address_space is not None:
             space = parse_size(address_space, "address_space", _LARGEST_ARENA)
         else:
-            space = _usual_space(limit, arena)
+            space = limit if arena == "virtual" else max(limit, _core.usual_addresses(limit))
         if space < limit:
             raise ValueError(
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
@@ -149,7 +149,12 @@ class Pool:
         """
         address = self._core.allocate(size, stream=stream)
         if address is None:
-            raise torch.OutOfMemoryError(self._full(size))
+            now = self.stats()
+            free, hole = format_size(now.budget - now.live), format_size(now.largest_hole)
+            raise torch.OutOfMemoryError(
+                f"pool is full: {format_size(size)} asked, {free} free, largest hole {hole}; "
+                f"budget {format_size(now.budget)}"
+            )
         return address
 
     def free(self, address: int) -> None:
@@ -241,16 +246,3 @@ class Pool:
     def address_space(self) -> int:
         """Bytes of addresses reserved."""
         return self._core.address_space
-
-    def _full(self, size: int) -> str:
-        now = self.stats()
-        return (
-            f"pool is full: {format_size(size)} asked, {format_size(now.budget - now.live)} free, "
-            f"largest hole {format_size(now.largest_hole)}; budget {format_size(now.budget)}"
-        )
-
-
-def _usual_space(budget: int, arena: str) -> int:
-    if arena == "virtual":
-        return budget
-    return max(budget, _core.usual_addresses(budget))

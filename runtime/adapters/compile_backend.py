@@ -147,6 +147,7 @@ def _argument(node: torch.fx.Node, name: str) -> Any:
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.utils import get_donated_idxs
@@ -156,7 +157,8 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
         compiled = compile_fx_inner(graph, inputs, **kwargs)
         compiled_code.mark_overwritten(compiled, overwritten)
         return compiled
-    calls, name = [node.target for node in _nodes(graph)], _name()  # Before Inductor rewrites it.
+    name = f"compiled::{get_aot_graph_name()}"  # For traces and profiles.
+    calls = [node.target for node in _nodes(graph)]  # Before Inductor rewrites it.
     why_not = next(filter(None, map(_obstacle, calls)), None)
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     results, random = len(output.args[0]), any(map(_may_draw, calls))
@@ -167,13 +169,6 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) 
         region = _core.CompiledRegion(name, results, sorted(compiled.mutated_input_idxs), random)
         compiled_code.mark(compiled, why_not or region, name)
     return compiled
-
-
-def _name() -> str:
-    """Of the graph, for traces and profiles."""
-    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
-
-    return f"compiled::{get_aot_graph_name()}"
 
 
 def _nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

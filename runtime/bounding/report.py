@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -74,10 +73,11 @@ def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
     bounds = sorted(bounds, key=lambda bound: bound.budget_bytes)
     possible = [bound for bound in bounds if math.isfinite(bound.lower)]
 
-    def curve(overhead: Callable[[Bound], float | None]) -> list[float]:
-        return [math.nan if (found := overhead(one)) is None else found for one in possible]
+    def curve(overheads: Iterable[float | None]) -> list[float]:
+        return [math.nan if one is None else one for one in overheads]
 
-    shares, lower, best = curve(_share), curve(lambda bound: bound.lower), curve(_best)
+    shares, lower = list(map(_share, possible)), [bound.lower for bound in possible]
+    best = curve(map(_best, possible))
     top = min(max([2.0, *lower]), 1.05 * max([1.2, *filter(math.isfinite, best)]))
 
     def line(overheads: list[float], label: str, form: str, **look: Any) -> None:
@@ -88,9 +88,10 @@ def panel(axes: Axes, bounds: Sequence[Bound], title: str = "") -> None:
     line(lower, "no policy below: proven", "_-", color="#666666", markersize=12, linewidth=0.8)
     for index, name in enumerate(bounds[0].by_policy if possible else ()):
         color = colormaps["tab20"](index * 2 % 20 + index // 10)  # The ten strong ones first.
-        line(curve(partial(_by_preset, name)), name, "o-", color=color, markersize=3, linewidth=0.8)
+        found = curve(bound.by_policy[name] for bound in possible)
+        line(found, name, "o-", color=color, markersize=3, linewidth=0.8)
     line(best, "best found", "o-", color="black", mfc="none", markersize=7, linewidth=1.3)
-    optima = curve(lambda bound: bound.lower if bound.optimal else None)
+    optima = curve(bound.lower if bound.optimal else None for bound in possible)
     line(optima, "the optimum", "*", color="#b2182b", markersize=8)
     axes.axvline(bounds[0].floor_bytes / _peak(bounds[0]), color="#b2182b", linestyle=":")
     axes.set_ylim(0.99, top)
@@ -107,10 +108,6 @@ def _peak(bound: Bound) -> int:
 
 def _share(bound: Bound) -> float:
     return bound.budget_bytes / _peak(bound)
-
-
-def _by_preset(name: str, bound: Bound) -> float | None:
-    return bound.by_policy[name]
 
 
 def _best(bound: Bound) -> float | None:
