@@ -57,7 +57,8 @@ def _check(pattern: str) -> None:
         raise ValueError(
             f"recordable names {pattern!r}, but torch's own operators need nobody's word"
         )
-    named = [_core.obstacle(*_split(name)) for name in _operators(pattern)]
+    parts = (name.partition(".") for name in _operators(pattern))
+    named = [_core.obstacle(name, overload) for name, _, overload in parts]
     if not named:
         raise ValueError(
             f"recordable names {pattern!r}, but no operator is called so; the library "
@@ -73,8 +74,3 @@ def _operators(pattern: str) -> list[str]:
     if pattern.endswith("*"):
         return [name for name in names if name.startswith(pattern[:-1])]
     return [name for name in names if pattern in (name, name.split(".")[0])]
-
-
-def _split(name: str) -> tuple[str, str]:
-    base, _, overload = name.partition(".")
-    return base, overload

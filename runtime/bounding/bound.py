@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from dtr_alloc.pool.size import LARGEST_BUDGET
@@ -90,7 +91,6 @@ class Bounder:
         """Raises TypeError, TraceError and OSError as `Simulator` does."""
         self.simulator = Simulator(trace, name)
         self.needs: Needs = needs_of(self.simulator.schedule)
-        self._smallest: int | None = None
 
     def at(self, budget: Budget, floor: bool = False, seconds: float = SECONDS) -> Bound:
         """See `bound`."""
@@ -119,7 +119,7 @@ class Bounder:
             solved=proof is not None and proof.solved,
             by_policy={str(one.heuristic): one.overhead for one in settings},
             best_found=best,
-            smallest_found_bytes=self.smallest_found() if floor else None,
+            smallest_found_bytes=self.smallest_found if floor else None,
         )
 
     def _better(self, quick: Proof, budget: int, seconds: float) -> Proof:
@@ -128,13 +128,14 @@ class Bounder:
             return quick
         return replace(found, again_ns=max(found.again_ns, quick.again_ns))
 
+    @cached_property
     def smallest_found(self) -> int | None:
         """The smallest budget in which a preset runs, to half a percent, by halving between the
         floor and what the program takes without a budget; None where none was found."""
-        if self._smallest is None:
-            for name in PRESETS:
-                self._smallest = self._smaller(name, self._smallest)
-        return self._smallest
+        found: int | None = None
+        for name in PRESETS:
+            found = self._smaller(name, found)
+        return found
 
     def _smaller(self, name: str, than: int | None) -> int | None:
         """The smallest budget in which the preset runs, if it is below `than`; else `than`."""

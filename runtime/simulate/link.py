@@ -96,10 +96,5 @@ class Link:
         speed = f"{size}{('', 'K', 'M', 'G', 'T')[unit]}B/s"
         return f"{speed}+{self.latency_ns}ns" if self.latency_ns else speed
 
-    @property
-    def ns_per_byte(self) -> float:
-        """One way."""
-        return 1e9 / self.bytes_per_second
-
 
 Linked: TypeAlias = Link | str | None

@@ -173,7 +173,7 @@ class Simulator:
             logical_clock=rules.clock == "logical",
             pin_outputs=rules.pin_outputs,
             log_events=rules.log_events,
-            link=None if link is None else (link.ns_per_byte, link.latency_ns),
+            link=None if link is None else (1e9 / link.bytes_per_second, link.latency_ns),
             leaving=getattr(_core.Leaving, rules.leave_by),
         )
         wall = time.perf_counter() - began
