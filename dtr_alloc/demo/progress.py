@@ -25,10 +25,10 @@ def compare_all(
     comparisons = []
     with Progress(*columns, console=console, transient=True) as progress:
         for name, make in models.items():
-            task = progress.add_task("", total=plan.trainings(), model=name)
+            task = progress.add_task("", total=plan.trainings(), completed=-1, model=name)
 
-            def advance(done: int, doing: str, task: TaskID = task) -> None:
-                progress.update(task, completed=done, description=doing)
+            def advance(doing: str, task: TaskID = task) -> None:  # Before each training.
+                progress.update(task, advance=1, description=doing)
 
             comparison = compare(name, make, plan, advance)
             progress.remove_task(task)

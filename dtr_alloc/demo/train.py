@@ -15,7 +15,6 @@ plain eager.
 
 import gc
 import hashlib
-import itertools
 import statistics
 import struct
 import time
@@ -48,8 +47,7 @@ class Plan:
 
     def trainings(self) -> int:
         """How many trainings `compare` makes of one model: what a progress bar counts."""
-        scopes = 1 + len(self.budgets)
-        return 2 + scopes + self.rounds * (2 + scopes)
+        return (1 + self.rounds) * (3 + len(self.budgets))
 
 
 @dataclass(frozen=True)
@@ -226,16 +224,12 @@ def compare(
     model: str,
     make: Callable[[], Job],
     plan: Plan,
-    advance: Callable[[int, str], None] = lambda done, doing: None,
+    advance: Callable[[str], None] = lambda doing: None,
 ) -> Comparison:
-    """Runs all of `plan` on one model.
-
-    Before each training, `advance` is told how many are done and what comes next.
-    """
-    done = itertools.count()
-    advance(next(done), "eager")
+    """Runs all of `plan` on one model. Before each training, `advance` is told what comes."""
+    advance("eager")
     eager = train(make, plan, None)
-    advance(next(done), "eager, measured")
+    advance("eager, measured")
     measured = train(make, plan, lambda: dtr_alloc.measure(device="cpu", timeline=True))
     result = Comparison(
         model,
@@ -247,10 +241,10 @@ def compare(
         timeline=measured.timeline,
     )
     for ratio in (None, *plan.budgets):
-        advance(next(done), label(ratio))
+        advance(label(ratio))
         result.rows.append(_prove(make, plan, ratio, result, eager))
 
-    _time(make, plan, result, eager, lambda doing: advance(next(done), doing))
+    _time(make, plan, result, eager, advance)
     return result
 
 
