@@ -32,32 +32,6 @@ def _power(base, exponent, general: tl.constexpr):
 
 
 @triton.jit
-def _score(
-    expense,
-    bytes_,
-    free,
-    times,
-    staleness,
-    cost_exp,
-    size_exp,
-    staleness_exp,
-    fragmentation,
-    log2_recompute_penalty,
-    general: tl.constexpr,
-):
-    """The formula, on the terms of rows that are there."""
-    numerator = _power(expense, cost_exp, general)
-    span = bytes_
-    if general:
-        span = bytes_ + fragmentation * free
-        numerator = numerator * tl.exp2(times * log2_recompute_penalty)
-    denominator = _power(span, size_exp, general) * _power(staleness, staleness_exp, general)
-    sound = denominator > 0
-    quotient = numerator / tl.where(sound, denominator, 1.0)
-    return tl.where(sound & (quotient == quotient), quotient, float("inf"))
-
-
-@triton.jit
 def least_of_tiles(
     size,
     free_left,
@@ -91,25 +65,19 @@ def least_of_tiles(
     may_go = tl.load(evictable + rows, mask=inside, other=0) != 0
     expense = (own + near + epsilon).to(tl.float64)
     staleness = (clock - used + epsilon).to(tl.float64)
-    free = bytes_
-    times = bytes_
     if general:
         left = tl.load(free_left + rows, mask=inside, other=0)
         right = tl.load(free_right + rows, mask=inside, other=0)
         free = (left + right).to(tl.float64)
         times = tl.load(recomputes + rows, mask=inside, other=0).to(tl.float64)
-    score = _score(
-        expense,
-        bytes_,
-        free,
-        times,
-        staleness,
-        cost_exp,
-        size_exp,
-        staleness_exp,
-        fragmentation,
-        log2_recompute_penalty,
-        general,
-    )
+    numerator = _power(expense, cost_exp, general)  # The formula begins.
+    span = bytes_
+    if general:
+        span = bytes_ + fragmentation * free
+        numerator = numerator * tl.exp2(times * log2_recompute_penalty)
+    denominator = _power(span, size_exp, general) * _power(staleness, staleness_exp, general)
+    sound = denominator > 0
+    quotient = numerator / tl.where(sound, denominator, 1.0)
+    score = tl.where(sound & (quotient == quotient), quotient, float("inf"))
     least = tl.min(tl.where(inside & may_go, score, float("inf")), axis=0)
     tl.store(lowest + at, least)
