@@ -149,12 +149,7 @@ class Pool:
         """
         address = self._core.allocate(size, stream=stream)
         if address is None:
-            now = self.stats()
-            free, hole = format_size(now.budget - now.live), format_size(now.largest_hole)
-            raise torch.OutOfMemoryError(
-                f"pool is full: {format_size(size)} asked, {free} free, largest hole {hole}; "
-                f"budget {format_size(now.budget)}"
-            )
+            raise torch.OutOfMemoryError(self._full(size))
         return address
 
     def free(self, address: int) -> None:
@@ -246,3 +241,10 @@ class Pool:
     def address_space(self) -> int:
         """Bytes of addresses reserved."""
         return self._core.address_space
+
+    def _full(self, size: int) -> str:
+        now = self.stats()
+        return (
+            f"pool is full: {format_size(size)} asked, {format_size(now.budget - now.live)} free, "
+            f"largest hole {format_size(now.largest_hole)}; budget {format_size(now.budget)}"
+        )
