@@ -69,13 +69,11 @@ class Simulator:
             trace = Trace.load(trace)
         if not isinstance(trace, (Trace, Schedule)):
             raise TypeError(f"{trace!r} is neither a Trace nor the path of a log")
-        schedule = trace.schedule() if isinstance(trace, Trace) else trace
         self.name = name or getattr(trace, "path", "")
-        self.schedule = schedule
-        columns = {name: getattr(schedule, name) for name in _core.SCHEDULE_COLUMNS}
-        self._schedule = _core.Schedule(
-            **{name: np.asarray(column, np.int64) for name, column in columns.items()}
-        )
+        self.schedule = trace.schedule() if isinstance(trace, Trace) else trace
+        columns = {one: getattr(self.schedule, one) for one in _core.SCHEDULE_COLUMNS}
+        columns = {one: np.asarray(column, np.int64) for one, column in columns.items()}
+        self._schedule = _core.Schedule(**columns)
         self.baseline = Baseline(*self._schedule.baseline())
 
     def budget_bytes(self, budget: Budget) -> int:

@@ -81,19 +81,7 @@ class TraceExtras:
             if allocated:
                 self.refuse(f'{reader} has "memory" but no "blocks"')
             blocks = [-1] * count
-        self._match(reader, sizes, blocks, allocated, in_place)
-        self.tensor_block += blocks
-        self.op_events_begin.append(len(self.event_kind))
-
-    def _match(
-        self,
-        reader: str,
-        sizes: Sequence[int],
-        blocks: Sequence[int],
-        allocated: list[int],
-        in_place: Sequence[int] | None,
-    ) -> None:
-        """Each block that is not freed must be a result, and each result of bytes a block."""
+        # Each block that is not freed must be a result, and each result of bytes a block.
         for size, block in zip(sizes, blocks, strict=True):
             if block >= 0:
                 if allocated[block] != size:
@@ -103,6 +91,8 @@ class TraceExtras:
                 self.refuse(f'{reader}: "blocks" does not say which one a result is')
         if max(allocated, default=-1) >= 0:
             self.refuse(f"{reader}: a block is neither freed nor a result")
+        self.tensor_block += blocks
+        self.op_events_begin.append(len(self.event_kind))
 
     def _events(self, reader: str, memory: object) -> list[int]:
         """Adds them, and returns the bytes of each block, -1 for those that were freed."""
