@@ -70,7 +70,7 @@ def least_of_tiles(
         right = tl.load(free_right + rows, mask=inside, other=0)
         free = (left + right).to(tl.float64)
         times = tl.load(recomputes + rows, mask=inside, other=0).to(tl.float64)
-    numerator = _power(expense, cost_exp, general)  # The formula begins.
+    numerator = _power(expense, cost_exp, general)  # The score, as reference.py has it.
     span = bytes_
     if general:
         span = bytes_ + fragmentation * free

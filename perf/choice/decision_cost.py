@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("paper", "support")]
 
 from engine_harness import EngineHarness
 from linear_network import linear_schedule

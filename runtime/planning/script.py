@@ -122,7 +122,7 @@ class _Watch:
 
         def stepped(*_: object) -> None:
             if threading.get_ident() != self._thread:
-                raise SystemExit
+                raise SystemExit  # Of that thread.
             mark()
             self.stepped += 1
             if self.stepped == self.steps:
@@ -181,7 +181,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
     def refuse(*_: object, **__: object) -> NoReturn:
         nonlocal refused
         refused = True
-        raise SystemExit
+        raise SystemExit  # The script has a scope of its own.
 
     @contextmanager
     def first_only(*_: object, recordable: Iterable[str] = (), **__: object) -> Iterator[Session]:
