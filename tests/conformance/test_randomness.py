@@ -92,7 +92,7 @@ def test_dropout_under_nested_checkpoints(preserve: bool, reentrant: bool) -> It
 def drawn(dtype: torch.dtype) -> Tensor:
     """By pairs of numbers, which torch draws where a tensor does not lie in their order: an odd
     count leaves the second one of a pair for the next tensor, and the generator keeps it."""
-    return torch.empty(1, 3, 15, 15, dtype=dtype, memory_format=torch.channels_last).normal_()
+    return torch.empty(1, 3, 25, 25, dtype=dtype, memory_format=torch.channels_last).normal_()
 
 
 @pytest.mark.skipif(not _core.sees_raw_access, reason="torch before 2.13: empty is not recorded")

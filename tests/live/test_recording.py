@@ -118,3 +118,13 @@ def test_a_small_operand_may_make_a_large_result(items: int) -> None:
         assert dtr_alloc.evict(table) == (items == 31)
         assert torch.equal(table, column.expand(items, items) + 1)
         assert session.stats().evictions == (items == 31)
+
+
+@pytest.mark.parametrize(("items", "evictable"), [(1023, False), (1024, True)])
+def test_random_numbers_are_worth_a_recipe_where_they_weigh_more_than_the_generators_state(
+    items: int, evictable: bool
+) -> None:
+    with dtr_alloc.rematerialize(None):
+        assert dtr_alloc.evict(torch.rand(items)) == evictable
+        assert dtr_alloc.evict(torch.empty(items).bernoulli_()) == evictable
+        assert dtr_alloc.evict(torch.rand(items).sin())

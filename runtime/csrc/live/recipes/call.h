@@ -74,11 +74,15 @@ struct Call {
   std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 
   Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
+  // Whether a result is worth the generator's state that its recipe keeps.
+  bool outweighs_state(const SessionDevice& device, const c10::StorageImpl* result) const {
+    return !info.random || !device.device.is_cpu() || bytes_of(result) >= kSmallestRandom;
+  }
   // Whether `result` becomes a new value: it is no argument's memory, and large enough to evict.
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
     const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
     return device.holds(result) && worth_evicting(result) &&
-           std::ranges::none_of(arguments, is_over);
+           outweighs_state(device, storage_of(result)) && std::ranges::none_of(arguments, is_over);
   }
   // Valid until the call takes its arguments off the stack. results() is valid from then on.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {

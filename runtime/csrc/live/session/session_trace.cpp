@@ -122,8 +122,9 @@ void SessionTrace::end(const Call& call, TraceRecorder& recorder, Nanos cost,
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written || call.info.fresh || call.info.shape_only) continue;
     const void* key = storages_.key_of(argument.storage);
-    const bool tracked =
-        recipes_ ? StorageTable::tracked(argument.storage) : would_record && recorder.tracks(key);
+    const bool tracked = recipes_ ? StorageTable::tracked(argument.storage)
+                                  : would_record && recorder.tracks(key) &&
+                                        call.outweighs_state(storages_.device(), argument.storage);
     results.push_back({key, nullptr, tracked});
   }
   recorder.end(call.info, cost, results);
