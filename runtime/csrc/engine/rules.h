@@ -11,8 +11,8 @@ namespace dtr {
 // A result smaller than this is a constant (never evicted): its record would take as much memory.
 constexpr Bytes kSmallestValue = 512;
 
-// A random result on the host smaller than this is a constant, too: its recipe keeps the generator's
-// state, which takes 2.5 KiB.
+// A random result on the host smaller than this is a constant, too: its recipe would keep the
+// generator's state, which takes 2.5 KiB.
 constexpr Bytes kSmallestRandom = Bytes{4} << 10;
 
 // Results of integers or booleans smaller than this are constants, too: composite kernels read such

@@ -76,7 +76,7 @@ void Interception::adopt_written(Call& call, OperatorCall& engaged) {
     Op* op = engaged.op();
     if (!storage) {
       session_.storages().free(block);
-    } else if (op && call.outweighs_state(session_.device(), storage) && !long_written(value)) {
+    } else if (op && !long_written(value)) {
       Value& next = session_.engine().write(*op, output, bytes_of(storage), storage, block);
       next.version = value.version + 1;
       session_.storages().attach(storage, next, block);

@@ -58,7 +58,7 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
     }
     if (argument.value) {
       disarm(argument.storage);  // Ours alone: a lazy clone's copies it before it is written.
-      versions = true;
+      versions |= call.outweighs_state(session_.device(), argument.storage);
     }
     constants |= argument.writes_constant();
   }

@@ -74,7 +74,7 @@ struct Call {
   std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 
   Value* source(std::size_t i) const { return sources.empty() ? nullptr : sources[i]; }
-  // Whether a result is worth the generator's state that its recipe keeps.
+  // Whether a result is larger than the generator's state that a recipe of the call would keep.
   bool outweighs_state(const SessionDevice& device, const c10::StorageImpl* result) const {
     return !info.random || !device.device.is_cpu() || bytes_of(result) >= kSmallestRandom;
   }

@@ -70,7 +70,7 @@ bool SessionTrace::would_record(const Call& call, TraceRecorder& recorder) const
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written) continue;
     const bool tracked = recorder.tracks(storages_.key_of(argument.storage));
-    versions |= tracked;
+    versions |= tracked && call.outweighs_state(storages_.device(), argument.storage);
     small &= tracked || copied_before_a_write(bytes_of(argument.storage));
   }
   return versions && small;
@@ -122,9 +122,8 @@ void SessionTrace::end(const Call& call, TraceRecorder& recorder, Nanos cost,
   for (const TensorArgument& argument : call.arguments) {
     if (!argument.written || call.info.fresh || call.info.shape_only) continue;
     const void* key = storages_.key_of(argument.storage);
-    const bool tracked = recipes_ ? StorageTable::tracked(argument.storage)
-                                  : would_record && recorder.tracks(key) &&
-                                        call.outweighs_state(storages_.device(), argument.storage);
+    const bool tracked =
+        recipes_ ? StorageTable::tracked(argument.storage) : would_record && recorder.tracks(key);
     results.push_back({key, nullptr, tracked});
   }
   recorder.end(call.info, cost, results);

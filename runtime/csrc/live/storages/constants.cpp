@@ -71,7 +71,8 @@ c10::SmallVector<Value*, 4> Constants::over(c10::StorageImpl* storage) const {
   const auto add = [&](Value* constant) {
     if (constant != own) found.push_back(constant);
   };
-  if (!pointer_of(storage).get()) return found;  // One that is traced may have a symbol's size.
+  // In no memory. While a graph is traced, its size may be a symbol, which nbytes() refuses.
+  if (!pointer_of(storage).get()) return found;
   in_libraries_.over(storage, add);
   if (of_library(storage)) {
     for (const auto& [other, constant] : constants_) {

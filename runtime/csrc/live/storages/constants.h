@@ -78,11 +78,11 @@ class Constants {
   Engine& engine_ = storages_.engine();
   const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
-  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;  // All others.
   LibraryConstants in_libraries_;
-  Bytes copies_ = 0;                                        // Bytes of all copies for recipes.
-  ska::flat_hash_map<const Value*, std::uint64_t> absent_;  // Checksums of contents that are away.
-  std::size_t shed_at_ = kFirstShedding;                    // Calls shed() at so many constants.
+  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;  // All others.
+  Bytes copies_ = 0;                                         // Bytes of all copies for recipes.
+  ska::flat_hash_map<const Value*, std::uint64_t> absent_;   // Checksums of contents that are away.
+  std::size_t shed_at_ = kFirstShedding;                     // Calls shed() at so many constants.
 };
 
 }  // namespace dtr

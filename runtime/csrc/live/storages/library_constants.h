@@ -6,6 +6,7 @@
 // search before a write must not visit all of them. They are ordered by address, those of each
 // power of two in bytes apart: one of less than 2^k bytes reaches an address only if it begins less
 // than 2^k bytes before. A search costs a look into each size that is there, and its results.
+// Before a write to a library's storage, constants.cpp visits all other constants, too.
 
 #pragma once
 
