@@ -56,6 +56,15 @@ def test_what_is_newer_goes_on_being_kept_where_it_is_needed_first() -> None:
     assert steps(*[newer_needed_first] * 3) == [[True, False]] * 3
 
 
+def test_an_operator_that_touches_no_value_may_come_between() -> None:
+    def with_another(x: Tensor) -> list[bool]:
+        torch.zeros(2)
+        return first_needed_first(x)
+
+    found = steps(first_needed_first, with_another, first_needed_first)
+    assert found == [[True, False], [False, True], [False, True]]
+
+
 def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
     def step(x: Tensor) -> list[bool]:
         old, new, evicted = two_and_room(x)

@@ -19,6 +19,7 @@ void Tapes::begin_operator() {
   // An operator that raised has no end.
   if (written_.hashes.size() < written_.begins.size()) written_.hashes.push_back(hash());
   written_.begins.push_back(written_.length);
+  accesses_before_ = written_.next.size();
 }
 
 void Tapes::accessed(Value& value) {
@@ -58,6 +59,10 @@ const Tapes::Tape* Tapes::find_alike() const {
 bool Tapes::end_operator(Nanos cost) {
   written_.length += cost;
   if (written_.hashes.size() == written_.begins.size()) return false;
+  if (written_.next.size() == accesses_before_) {
+    written_.begins.pop_back();
+    return false;
+  }
   written_.hashes.push_back(hash());
   if (lost_ || (followed_ && agrees(*followed_))) return false;
   const Tape* const before = followed_;

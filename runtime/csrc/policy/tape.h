@@ -39,8 +39,9 @@ class Tapes {
   // The next use of a value that the tape never uses again. Longer than any step.
   static constexpr Nanos kNever{Nanos::rep{1} << 44};
 
-  // For each operator that accesses values, call begin_operator(), accessed() for its arguments and
-  // then its results, and end_operator(). For other operators, call only end_operator().
+  // For each operator that may access values, call begin_operator(), accessed() for its arguments
+  // and then its results, and end_operator(). An operator that accesses none is not on the tape:
+  // for it, end_operator() alone would do.
   void begin_operator();
   void accessed(Value& value);
   // Both return whether a prediction may have changed.
@@ -94,8 +95,9 @@ class Tapes {
   std::vector<Value*> accessed_;
   Tape* before_ = nullptr;  // kept_.front() if it is the previous step's, else null.
   const Tape* followed_ = nullptr;
-  bool other_bytes_ = false;  // No tape has this step's hash of bytes.
-  bool lost_ = false;         // No tape has this step's hash of the order.
+  std::size_t accesses_before_ = 0;  // Of the step, before the present operator.
+  bool other_bytes_ = false;         // No tape has this step's hash of bytes.
+  bool lost_ = false;                // No tape has this step's hash of the order.
   std::uint64_t order_ = 0, bytes_ = 0;
   std::uint32_t step_ = 1;  // A value never accessed has step 0.
 };
