@@ -128,3 +128,9 @@ def test_random_numbers_are_worth_a_recipe_where_they_weigh_more_than_the_genera
         assert dtr_alloc.evict(torch.rand(items)) == evictable
         assert dtr_alloc.evict(torch.ones(items).bernoulli_()) == evictable
         assert dtr_alloc.evict(torch.rand(items).sin())
+
+
+def test_attention_on_the_cpu_draws_nothing_whatever_its_tag_says() -> None:
+    with dtr_alloc.rematerialize(None):
+        x = torch.rand(1, 1, 8, 64).sin()  # 2 KiB.
+        assert dtr_alloc.evict(nn.functional.scaled_dot_product_attention(x, x, x))

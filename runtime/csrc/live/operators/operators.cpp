@@ -54,6 +54,9 @@ constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"}
 // It returns when a collective is over, whose result it is given.
 constexpr std::string_view kWaits = "_c10d_functional::wait_tensor";
 
+// It has torch's tag for drawing, as all of attention has, but refuses to drop anything out.
+constexpr std::string_view kNeverDraws = "aten::_scaled_dot_product_flash_attention_for_cpu";
+
 // A row of the next tables: an operator, and one of its arguments.
 struct Row {
   std::string_view name;
@@ -266,7 +269,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   const std::string& name = schema.name();
   arguments = schema.arguments().size();
   returns = schema.returns().size();
-  random = op.hasTag(at::Tag::nondeterministic_seeded);
+  random = op.hasTag(at::Tag::nondeterministic_seeded) && name != kNeverDraws;
   pointwise = op.hasTag(at::Tag::pointwise);
   blank = begins_with_one_of(kBlankPrefixes, name);
   uninitialized = blank || contains(kUninitialized, name);
