@@ -134,3 +134,11 @@ def test_attention_on_the_cpu_draws_nothing_whatever_its_tag_says() -> None:
     with dtr_alloc.rematerialize(None):
         x = torch.rand(1, 1, 8, 64).sin()  # 2 KiB.
         assert dtr_alloc.evict(nn.functional.scaled_dot_product_attention(x, x, x))
+
+
+def test_a_result_that_was_small_before_is_recorded_from_the_second_large_one_on() -> None:
+    x, sizes, evictable = torch.rand(1000), (10, 10, 1000, 1000, 1000), []
+    with dtr_alloc.rematerialize(None):
+        for size in sizes:
+            evictable.append(dtr_alloc.evict(x.masked_select(torch.arange(1000) < size)))
+    assert evictable[:2] + evictable[3:] == [False, False, True, True]

@@ -61,25 +61,6 @@ bool held_elsewhere(const Call& call, const Value& value) {
   return value.locks > own;
 }
 
-// Whether all results are known to be too small for values before they are made: a recipe would be
-// thrown away. So one of torch's own operators on a few items costs a scope half as much. What is
-// read of a value has a history to ask about, whatever comes of it.
-bool makes_too_little(const Call& call) {
-  constexpr std::int64_t kLargestItem = 16;  // A complex128.
-  const OperatorInfo& info = call.info;
-  if (!info.pointwise || info.others || info.writes || info.random) return false;
-  if (call.tracked || call.arguments.empty()) return false;
-  const c10::TensorImpl* like = nullptr;
-  for (const TensorArgument& argument : call.arguments) {
-    const c10::TensorImpl& tensor = *argument.tensor;
-    if (tensor.numel() * kLargestItem >= kSmallestValue) return false;
-    if (tensor.numel() == 1) continue;
-    if (like && like->sizes() != tensor.sizes()) return false;  // Broadcast, they may be more.
-    like = &tensor;
-  }
-  return true;
-}
-
 // A backward pass of first order, or an optimizer's step.
 bool differentiating() {
   if (c10::GradMode::is_enabled()) {
@@ -134,7 +115,12 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  call.recording = records(call);
+  // Of a nested tensor torch tells no shape. By a logical clock no time counts.
+  if (call.here && !call.foreign && !session_.options().logical_clock) {
+    call.key = cost_key(call, *stack);
+  }
+  call.too_small = makes_too_little(call);
+  call.recording = session_.options().record && call.recordable && !call.too_small;
 
   std::optional<Meanwhile<EventLog::Cause>> cause;
   if (session_.events().keeps()) cause.emplace(EventLog::cause, cause_of(info));
@@ -154,9 +140,10 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   if (call.undeclared) std::rethrow_exception(call.undeclared);
 }
 
-inline bool Interception::records(const Call& call) const {
-  return session_.options().record && call.recordable &&
-         (session_.detector() || !makes_too_little(call));
+// Whether all results are known to be too small for values before they are made.
+inline bool Interception::makes_too_little(const Call& call) const {
+  return call.recordable && !call.info.others && !call.info.writes && !session_.detector() &&
+         session_.tally().small.expected(call.info, call.key);
 }
 
 inline bool Interception::needs_engine(const Call& call) const {
@@ -282,7 +269,7 @@ void Interception::prepare_reads(Call& call, OperatorCall& engaged, Lock& lock) 
   }
   if (engaged.lacks_arguments()) bring_arguments_back(call, engaged, lock);
   if (session_.constants().some_absent()) keep_what_rests_on_absent(call, engaged);
-  if (call.recording || call.info.shares) cut_histories(call, engaged);
+  if (call.recording || call.too_small || call.info.shares) cut_histories(call, engaged);
   if (!session_.device().work || !session_.requests().follow_stream()) return;
   for (const TensorArgument& argument : call.arguments) {
     if (argument.value) session_.requests().read_on_stream(*argument.value);
@@ -411,13 +398,9 @@ void Interception::run(Call& call, torch::jit::Stack* stack) {
 }
 
 void Interception::run_timed(Call& call, torch::jit::Stack* stack) {
-  // Of a nested tensor torch tells no shape. By a logical clock no time counts.
-  if (call.here && !call.foreign && !session_.options().logical_clock) {
-    call.cost = cost_key(call, *stack);
-    if (session_.tally().costs && !session_.requests().capturing()) {
-      call.sample = session_.tally().costs->begin(call.cost, session_.device().current_stream(),
-                                                  session_.tally().steps);
-    }
+  if (call.key != 0 && session_.tally().costs && !session_.requests().capturing()) {
+    call.sample = session_.tally().costs->begin(call.key, session_.device().current_stream(),
+                                                session_.tally().steps);
   }
   const Pool* pool = call.sample.first ? session_.memory().pool() : nullptr;
   const std::int64_t page_calls = pool ? pool->page_calls() : 0;

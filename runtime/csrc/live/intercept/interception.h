@@ -38,7 +38,7 @@ class Interception {
   bool differs_in_each_run(const Call& call, const torch::jit::Stack& stack,
                            DeterministicMode mode) const;
   inline bool may_record(const Call& call) const;
-  inline bool records(const Call& call) const;
+  inline bool makes_too_little(const Call& call) const;
   inline bool takes_turn(const Call& call) const;
   inline bool needs_engine(const Call& call) const;
   inline void begin(Call& call, OperatorCall& engaged, bool engages, const torch::jit::Stack& stack,
@@ -81,6 +81,7 @@ class Interception {
   void adopt_written(Call& call, OperatorCall& engaged);
   void count(Call& call);
   void after(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
+  void learn_size(const Call& call, const torch::jit::Stack& stack);
   void look_at_results(Call& call, const torch::jit::Stack& stack);
   void arm_arguments(const Call& call);
   void after_failure(Call& call, OperatorCall& engaged);

@@ -90,13 +90,13 @@ void Interception::adopt_written(Call& call, OperatorCall& engaged) {
 
 void Interception::count(Call& call) {
   if (session_.tally().costs && call.here) {
-    call.kernel_ticks = to_ticks(session_.tally().costs->cost(call.cost, estimate(call.bytes)));
+    call.kernel_ticks = to_ticks(session_.tally().costs->cost(call.key, estimate(call.bytes)));
   } else if (call.first_run) {
     call.kernel_ticks = session_.tally().usual_ticks(call.bytes);
   }
-  const bool usual = !session_.tally().costs && call.cost != 0 && !call.first_run;
+  const bool usual = !session_.tally().costs && call.key != 0 && !call.first_run;
   call.usual_ticks =
-      usual ? session_.tally().usual.of(call.cost, call.kernel_ticks, session_.tally().steps)
+      usual ? session_.tally().usual.of(call.key, call.kernel_ticks, session_.tally().steps)
             : call.kernel_ticks;
   session_.tally().touched_bytes += call.bytes;
   ++session_.tally().operators;
@@ -123,6 +123,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   const bool recorded = engaged.op();
   tell_what_stays(call, stack, !recorded && !in_capture);
   Op* kept = engaged.finish(cost);
+  if (call.too_small || (recorded && !kept)) learn_size(call, stack);
   if (kept) Recipe::of(*kept).has_run();
   session_.tally().recorded += kept != nullptr;
   if (recorded && !session_.options().verify) session_.constants().shed_sometimes();
@@ -140,6 +141,15 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   if (session_.options().timeline) session_.tally().timeline.push_back(session_.memory().live());
   if (session_.detector() && kept) verify_repeats(call, *kept, lock);
   apply_instruments(kept, lock);
+}
+
+void Interception::learn_size(const Call& call, const torch::jit::Stack& stack) {
+  bool large = false;
+  call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
+    large |= call.makes_value(session_.device(), tensor);
+  });
+  if (call.too_small && large) call.info.varies = true;
+  if (!large && call.key != 0) session_.tally().small.seen(call.key);
 }
 
 // A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.

@@ -270,7 +270,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   arguments = schema.arguments().size();
   returns = schema.returns().size();
   random = op.hasTag(at::Tag::nondeterministic_seeded) && name != kNeverDraws;
-  pointwise = op.hasTag(at::Tag::pointwise);
   blank = begins_with_one_of(kBlankPrefixes, name);
   uninitialized = blank || contains(kUninitialized, name);
   shares = name == "aten::_lazy_clone";

@@ -44,9 +44,8 @@ struct OperatorInfo {
   bool stays = false;    // Its results must never be evicted.
   bool surgery = false;  // Lays a tensor over other memory, or resizes its storage.
   bool fresh = false;    // Some result is a tensor (no list) that is none of the arguments.
-  bool pointwise = false;  // Has torch's tag `pointwise`, as `add` has.
-  bool itemwise = false;   // Does the same to each item of its lists, as `_foreach_add_` does.
-  bool waits = false;      // Waits for other processes, and writes nothing itself.
+  bool itemwise = false;  // Does the same to each item of its lists, as `_foreach_add_` does.
+  bool waits = false;     // Waits for other processes, and writes nothing itself.
   bool collective = false;
   bool listed = false;  // Returns a list of `returns` tensors (bind_compiled_region.cpp).
   // False: no call is recorded (`surgery`, `stays`, `obstacle`, or an argument we cannot keep).
@@ -57,7 +56,8 @@ struct OperatorInfo {
   bool promised = false;           // Has torch's tag pt2_compliant_tag.
   const char* obstacle = nullptr;  // Why no call is ever recorded; null if some may be.
   mutable std::atomic<bool> ran = false;
-  mutable std::atomic<bool> gone = false;  // Python undefined the operator: `handle` is invalid.
+  mutable std::atomic<bool> varies = false;  // In size, from call to call (small_results.h).
+  mutable std::atomic<bool> gone = false;    // Python undefined the operator: `handle` is invalid.
 
   // Whether a call on top of `stack` draws random numbers from a state outside any generator.
   bool draws_elsewhere(const torch::jit::Stack& stack) const {

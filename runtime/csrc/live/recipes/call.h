@@ -55,6 +55,7 @@ struct Call {
   bool tracked = false;  // An argument's storage is tracked.
   bool recording = false;
   bool first_run = false;          // It is the operator's first run, which loads or tunes kernels.
+  bool too_small = false;          // All results are known to be too small for values.
   bool recordable = false;         // The call could be recorded; `recording`: it is recorded.
   const char* stays = nullptr;     // Why a library's operator or compiled graph is not recorded.
   c10::SmallVector<bool, 4> kept;  // By result: whether other code holds its memory, too.
@@ -69,7 +70,7 @@ struct Call {
   std::int64_t inside_ticks = 0;                  // Time spent in the operator.
   std::int64_t kernel_ticks = 0;                  // `inside_ticks` without searches for memory.
   std::int64_t usual_ticks = 0;                   // The time that the recipe gets as its cost.
-  Costs::Key cost = 0;                            // The key in Costs or UsualTimes; 0 for none.
+  Costs::Key key = 0;  // In Costs, UsualTimes and SmallResults; 0 for none.
   Costs::Sample sample;
   std::exception_ptr undeclared;  // Error about a write that the schema does not declare.
 

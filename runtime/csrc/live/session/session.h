@@ -111,7 +111,7 @@ class Session final : public Executor {
   Locks locks_{engine_, storages_};
 
   // Guarded by: the engine's mutex
-  // Except the tally's `costs` and `steps`.
+  // Except the tally's `costs`, `small` and `steps`.
   Engine engine_;
   StorageTable storages_;
   Tally tally_;

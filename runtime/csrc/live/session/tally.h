@@ -1,5 +1,5 @@
 // Counts what a session does, and keeps how long operators take. The engine's lock guards all
-// members but `costs` and `steps`.
+// members but `costs`, `small` and `steps`.
 
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "runtime/csrc/live/machine/ticks.h"
 #include "runtime/csrc/live/machine/usual_times.h"
 #include "runtime/csrc/live/operators/operators.h"
+#include "runtime/csrc/live/recipes/small_results.h"
 
 namespace dtr {
 
@@ -39,6 +40,7 @@ struct Tally {
 
   const std::unique_ptr<Costs> costs;          // Times of operators on a device; null on the host.
   UsualTimes usual;                            // Times of operators on the host.
+  SmallResults small;                          // Calls that need no recipe.
   std::unordered_set<std::uint64_t> compiled;  // Keys of compiled code that has run (hold.h).
   ThrashWatch thrash;
   std::int64_t operators = 0, recorded = 0, verified = 0;

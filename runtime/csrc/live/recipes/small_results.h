@@ -1,0 +1,38 @@
+// Knows the calls whose results are too small to be values (engine/rules.h), before they run.
+//
+// Such a call needs no recipe: it would be made, with a copy of the generator's state where the
+// call draws, and thrown away. The same operator on the same shapes makes the same sizes, so one
+// such call tells of the next. Where it does not, as in an operator that packs as many items as a
+// tensor's content says, the operator is never believed again: at most one result has no recipe.
+// Cost: a hash of the shapes, which UsualTimes needs too, and one look-up without a lock. Two calls
+// in one slot forget each other.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+#include "runtime/csrc/live/machine/usual_times.h"
+#include "runtime/csrc/live/operators/operators.h"
+
+namespace dtr {
+
+class SmallResults {
+ public:
+  bool expected(const OperatorInfo& info, UsualTimes::Key key) const {
+    return key != 0 && slot(key).load(std::memory_order_relaxed) == key && !info.varies;
+  }
+  void seen(UsualTimes::Key key) { slot(key).store(key, std::memory_order_relaxed); }
+
+ private:
+  using Slot = std::atomic<UsualTimes::Key>;
+  static constexpr std::size_t kSlots = 1024;
+
+  const Slot& slot(UsualTimes::Key key) const { return slots_[key % kSlots]; }
+  Slot& slot(UsualTimes::Key key) { return slots_[key % kSlots]; }
+
+  std::array<Slot, kSlots> slots_{};
+};
+
+}  // namespace dtr
