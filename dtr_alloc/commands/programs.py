@@ -233,8 +233,9 @@ def plan_(
     if as_json:
         click.echo(f"[{', '.join(map(Plan.as_json, plans))}]")
     else:
-        wide_console().print(plan_report.table(plans))
-        for plan in plans:
+        each_plan = [one for plan in plans for one in plan.with_what_was_tried()]
+        wide_console().print(plan_report.table(each_plan))
+        for plan in each_plan:
             click.echo(plan_report.suggestion(plan, slowdown))
-    if any(plan.smallest is None for plan in plans):
+    if not all(any(one.smallest for one in plan.with_what_was_tried()) for plan in plans):
         sys.exit(1)

@@ -74,7 +74,10 @@ def backend(
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
-    budget = config.pop(_BUDGET, torch._functorch.config.activation_memory_budget)
+    given = torch._functorch.config.activation_memory_budget
+    if given == 1 and compiled_code.tried_share is not None:
+        given = compiled_code.tried_share
+    budget = config.pop(_BUDGET, given)
     if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
         raise ValueError(f"{_BUDGET} is {budget!r}: it must be a number from 0 to 1")
     if unknown := config.keys() - torch._inductor.list_options():
@@ -92,6 +95,7 @@ def backend(
             "leave that option and Inductor's configuration of that name False"
         )
     compiled_code.backend_has_compiled = True
+    compiled_code.saves_all |= budget == 1
     own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
     config["custom_partitioner_fn"] = _Cut(own or min_cut_rematerialization_partition)
     CustomPartitionerFn.register(_Cut)  # A subclass would import Inductor with this module.

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+import torch
+
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
+from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS, Heuristic, name_of, resolve_live
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
-from dtr_alloc.runtime.planning.profile import Make, Profile, eager_steps, recorded_steps
+from dtr_alloc.runtime.planning.profile import (
+    TRIED_SHARE,
+    Make,
+    Profile,
+    Recorded,
+    eager_steps,
+    recorded_steps,
+)
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.swapping import Folder, swap_folder
 from dtr_alloc.runtime.simulate.link import Link, Linked
@@ -29,6 +40,8 @@ class Plan:
     """Predictions for one training; without a budget first.
 
     Attributes:
+        activation_memory_budget: torch's option, of what `backend="dtr_alloc"` compiled, where the
+            plan tried one; None: as the program has it.
         batch: what the script was given for ``{batch}``; None without.
         link: the one that was given, as text; None without. `swap_dir`: likewise.
         heuristic: by which was predicted: its name, or how to write it.
@@ -38,8 +51,11 @@ class Plan:
         too_noisy: the times without a budget and those in plain torch, where nothing is evicted
             either, differ by more than the slowdown that was asked for. Then they tell nothing.
         smallest: of the budgets under the slowdown that was asked for, or None.
+        saving_less: the same where compiled blocks save about half of their activations; None
+            where `backend="dtr_alloc"` compiled nothing, or was given that option.
     """
 
+    activation_memory_budget: float | None
     batch: str | None
     link: str | None
     swap_dir: str | None
@@ -49,6 +65,11 @@ class Plan:
     too_noisy: bool
     predictions: tuple[Prediction, ...]
     smallest: Prediction | None
+    saving_less: Plan | None = None
+
+    def with_what_was_tried(self) -> tuple[Plan, ...]:
+        """This plan, and `saving_less` if there is one."""
+        return (self, self.saving_less) if self.saving_less else (self,)
 
     def as_json(self) -> str:
         """One object, of the attributes."""
@@ -112,13 +133,30 @@ def plan(
             "is open already; scopes do not nest: call plan() outside of it, or in another process"
         )
     link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link, swap_dir)
-    eager, recorded = [], []
+    eager: list[tuple[int, ...]] = []
+    recorded: list[Recorded] = []
+    saving_less: list[Recorded] = []
+    compiled_code.saves_all = False
     for _ in range(rounds):
         if within is None:
             eager.append(eager_steps(make, steps))
         recorded.append(recorded_steps(make, steps, within))
-    profile = Profile.of(eager, recorded)
+    for _ in range(rounds * compiled_code.saves_all):
+        with _saving_less():
+            saving_less.append(recorded_steps(make, steps, within))
+    profile = Profile.of(eager, recorded, saving_less)
     return plan_of(profile, budgets, slowdown, heuristic, link=link, swap_dir=swap_dir)
+
+
+@contextmanager
+def _saving_less() -> Iterator[None]:
+    torch._dynamo.reset()  # What was compiled may else serve the model that is made next.
+    compiled_code.tried_share = TRIED_SHARE
+    try:
+        yield
+    finally:
+        compiled_code.tried_share = None
+        torch._dynamo.reset()
 
 
 def check(
@@ -169,12 +207,21 @@ def plan_of(
     batch: str | None = None,
     link: Link | None = None,
     swap_dir: Folder | None = None,
+    share: float | None = None,
+    too_noisy: bool = False,
 ) -> Plan:
-    """The plan that a profile gives; see `plan`."""
+    """The plan that a profile gives; see `plan`. With a `share` saved, a step's time need not be
+    that in plain torch: `too_noisy` is then given."""
     forecast = Forecast(profile, heuristic, rematerialization_ns(), link)
     free = forecast.predict(None)
-    too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
+    if share is None:
+        too_noisy = free.slowdown > slowdown or free.slowdown * max(slowdown, _FASTER) < 1
+    saving_less = None
+    if profile.saving_less:
+        told = budgets, slowdown, heuristic, batch, link, swap_dir
+        saving_less = plan_of(profile.saving_less, *told, TRIED_SHARE, too_noisy)
     return Plan(
+        share,
         batch,
         None if link is None else str(link),
         None if swap_dir is None else os.fspath(swap_dir),
@@ -184,4 +231,5 @@ def plan_of(
         too_noisy,
         (free, *(forecast.predict(budget) for budget in budgets or forecast.spread())),
         None if too_noisy else forecast.smallest(slowdown),
+        saving_less,
     )

@@ -35,6 +35,9 @@ Clock = Callable[[], int]
 
 STEP = Annotate("STEP")
 
+TRIED_SHARE = 0.5
+"""Of a compiled block's activations, what torch saves where a plan tries it."""
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -69,6 +72,8 @@ class Profile:
         scope_ns: of each step in a scope that evicts nothing.
         kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
         peak_bytes: most bytes in the pool without a budget, or within the one that was given.
+        saving_less: the same with torch's activation_memory_budget at `TRIED_SHARE` in what
+            `backend="dtr_alloc"` compiled; None where it compiled nothing, or with that option.
     """
 
     traces: tuple[Trace, ...]
@@ -79,9 +84,15 @@ class Profile:
     scope_ns: tuple[int, ...]
     kernel_ratio: float
     peak_bytes: int
+    saving_less: Profile | None = None
 
     @classmethod
-    def of(cls, eager: Sequence[Sequence[int]], recorded: Sequence[Recorded]) -> Profile:
+    def of(
+        cls,
+        eager: Sequence[Sequence[int]],
+        recorded: Sequence[Recorded],
+        saving_less: Sequence[Recorded] = (),
+    ) -> Profile:
         """Of rounds; `eager` has the times of the steps of each."""
         cut = [_until_last_mark(run.trace) for run in recorded]
         # Without a seed, or with threads, rounds may differ: then the quickest stands for all.
@@ -107,6 +118,7 @@ class Profile:
             scope_ns,
             kernel_ns / max(int(steady_ns), 1),
             first.peak_bytes,
+            cls.of(eager, saving_less) if saving_less else None,
         )
 
 

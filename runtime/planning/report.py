@@ -33,6 +33,7 @@ def table(plans: Sequence[Plan]) -> Table:
 def _columns(plans: Sequence[Plan]) -> list[str]:
     return [
         *(["batch"] if any(plan.batch for plan in plans) else []),
+        *(["saved"] if any(plan.activation_memory_budget for plan in plans) else []),
         *("budget", "peak", _times(plans[0]), "step ms", "evicted /step", "redone /step"),
         *(["moved /step"] if any(plan.link for plan in plans) else []),
         *(["samples /s"] if all((plan.batch or "").isdecimal() for plan in plans) else []),
@@ -48,6 +49,7 @@ def _cells(plan: Plan, found: Prediction) -> dict[str, str]:
     times = _times(plan)
     budget = "none" if found.budget_bytes is None else format_size(found.budget_bytes)
     cells = {"batch": plan.batch or "", "budget": budget}
+    cells["saved"] = str(plan.activation_memory_budget or "all")
     if found.status != "ok":
         return cells | {times: _FAILED[found.status]}
     if plan.batch is not None and plan.batch.isdecimal():
@@ -65,6 +67,9 @@ def _cells(plan: Plan, found: Prediction) -> dict[str, str]:
 def suggestion(plan: Plan, slowdown: float) -> str:
     """What to write into the script."""
     name = f"batch {plan.batch}: " if plan.batch else ""
+    if plan.activation_memory_budget:
+        option = f'options={{"activation_memory_budget": {plan.activation_memory_budget:g}}}'
+        name += f"with {option} in torch.compile, "
     if plan.too_noisy:
         found = plan.predictions[0].slowdown
         why = "if it stays above, recording alone costs so much, because the operators are small"

@@ -29,7 +29,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.pool.size import short_size
-from dtr_alloc.runtime.planning.profile import Profile, Recorded, shares
+from dtr_alloc.runtime.adapters import compiled_code
+from dtr_alloc.runtime.planning.profile import TRIED_SHARE, Profile, Recorded, shares
 from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
@@ -55,15 +56,17 @@ def profile_script(
 ) -> Profile:
     """Trains in plain torch and in a scope, `rounds` times in turn; `advance` is told before each.
     Raises ScriptError where a run of the script failed, or made no step."""
-    eager, found = [], []
+    eager: list[tuple[int, ...]] = []
+    found: list[Recorded] = []
+    saving_less: list[Recorded] = []
     own_scope = False
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run.json", Path(folder) / "trace.log"
 
-        def train(record: bool) -> dict[str, Any]:
+        def train(record: bool, share: float | None = None) -> dict[str, Any]:
             nonlocal own_scope
-            options = {"steps": steps, "log": str(log) if record else None, "within": within}
-            options["module"] = module
+            options: dict[str, Any] = {"steps": steps, "module": module, "share": share}
+            options |= {"log": str(log) if record else None, "within": within}
             row = _run(script, args, {**options, "own_scope": own_scope}, out)
             if row["opens_scope"]:
                 own_scope = True
@@ -76,10 +79,17 @@ def profile_script(
                 eager.append(tuple(train(record=False)["step_ns"]))
             advance(f"round {turn + 1}, recorded")
             row = train(record=True)
-            times = tuple(row["step_ns"])
-            marks, figures = row["warm_marks"], (row["kernel_share"], row["peak_bytes"])
-            found.append(Recorded(Trace.load(log), marks, len(times), times, *figures))
-    return Profile.of(eager, found)
+            found.append(_recorded(row, log))
+            if row["saves_all"]:
+                advance(f"round {turn + 1}, recorded, compiled code saving less")
+                saving_less.append(_recorded(train(record=True, share=TRIED_SHARE), log))
+    return Profile.of(eager, found, saving_less)
+
+
+def _recorded(row: dict[str, Any], log: Path) -> Recorded:
+    times = tuple(row["step_ns"])
+    figures = row["kernel_share"], row["peak_bytes"]
+    return Recorded(Trace.load(log), row["warm_marks"], len(times), times, *figures)
 
 
 def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -158,6 +168,7 @@ class _Watch:
 def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, Any] | None:
     watch, recording, log = _Watch(options["steps"]), Recording(), options["log"]
     elsewhere, within = Elsewhere(), options["within"]
+    compiled_code.tried_share = options.get("share")
     refused = False
     least: int | None = None
 
@@ -214,7 +225,8 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
             nothing = "computes nothing in its first process, and a plan follows no other"
             return {"problem": nothing + told}
         recording.trace.save(log)
-    return {"opens_scope": False, **watch.figures()}
+    saves_all = compiled_code.saves_all
+    return {"opens_scope": False, "saves_all": saves_all, **watch.figures()}
 
 
 @contextmanager

@@ -250,6 +250,29 @@ def test_the_programs_own_way_to_cut_graphs_stays() -> None:
     assert equal(found, gradients(plain, contextlib.nullcontext()))
 
 
+@pytest.mark.usefixtures("by_operators")
+@pytest.mark.parametrize(("given", "tried"), [({}, True), ({OPTION: 0.9}, False), (None, False)])
+def test_a_plan_tries_it_where_the_program_does_not(given: Options | None, tried: bool) -> None:
+    def make() -> Callable[[], None]:
+        block = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+        run = block if given is None else torch.compile(block, backend="dtr_alloc", options=given)
+
+        def step() -> None:
+            block.zero_grad()
+            run(torch.ones(256, 64)).sum().backward()
+
+        return step
+
+    made = dtr_alloc.plan(make, ["90%"], steps=2, rounds=1)
+    assert made.activation_memory_budget is None
+    assert (made.saving_less is not None) == tried
+    if made.saving_less is not None:
+        assert made.saving_less.activation_memory_budget == 0.5
+        assert made.saving_less.measured_peak_bytes < made.measured_peak_bytes
+        assert made.too_noisy == made.saving_less.too_noisy
+    assert compiled_code.tried_share is None
+
+
 ASKED = """
 import torch
 import dtr_alloc
