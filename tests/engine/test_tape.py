@@ -65,6 +65,17 @@ def test_an_operator_that_touches_no_value_may_come_between() -> None:
     assert found == [[True, False], [False, True], [False, True]]
 
 
+def test_a_step_too_long_for_a_tape_foretells_nothing() -> None:
+    program = Program()
+    with scope(2.5) as session:
+        value = torch.zeros(ELEMENTS)
+        for _ in range((1 << 20) + 1):
+            value.sum()
+        program.end_step()
+        value.sum()
+        assert session._core.stats().foretold == 0
+
+
 def test_operators_that_make_no_value_tell_which_is_needed_first() -> None:
     def step(x: Tensor) -> list[bool]:
         old, new, evicted = two_and_room(x)
