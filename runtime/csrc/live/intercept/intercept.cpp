@@ -31,14 +31,15 @@ void mix(Costs::Key& key, c10::IntArrayRef numbers) {
   }
 }
 
-// The operator, the shapes, types and order of what it reads, and whole numbers: what mostly
+// The operator, the shapes, types and places of what it reads, and whole numbers: what mostly
 // decides how long it takes. Fractions do not count: an optimizer's may differ in each step.
 Costs::Key cost_key(const Call& call, const torch::jit::Stack& stack) {
   Costs::Key key = reinterpret_cast<std::uintptr_t>(&call.info);
   for (const TensorArgument& argument : call.arguments) {
     const c10::TensorImpl& tensor = *argument.tensor;
     const auto type = static_cast<int>(c10::typeMetaToScalarType(tensor.dtype()));
-    mix(key, argument.argument << 16 | type << 1 | static_cast<int>(tensor.is_contiguous()));
+    const int place = argument.argument << 16 | argument.item;
+    mix(key, std::int64_t{place} << 16 | type << 1 | static_cast<int>(tensor.is_contiguous()));
     mix(key, tensor.sizes());
   }
   for (const c10::IValue& value : call.stacked_arguments(stack)) {
@@ -115,7 +116,7 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  // Of a nested tensor torch tells no shape. By a logical clock no time counts.
+  // Of a nested tensor torch tells no shape. By a logical clock no time counts, and all is recorded.
   if (call.here && !call.foreign && !session_.options().logical_clock) {
     call.key = cost_key(call, *stack);
   }
@@ -142,7 +143,7 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
 
 // Whether all results are known to be too small for values before they are made.
 inline bool Interception::makes_too_little(const Call& call) const {
-  return call.recordable && !call.info.others && !call.info.writes && !session_.detector() &&
+  return call.recordable && !session_.detector() &&
          session_.tally().small.expected(call.info, call.key);
 }
 

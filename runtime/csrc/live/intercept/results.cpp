@@ -144,12 +144,16 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
 }
 
 void Interception::learn_size(const Call& call, const torch::jit::Stack& stack) {
+  if (InOperator::state.indices_stay) return;
   bool large = false;
   call.for_each_result(stack, [&](const c10::TensorImpl& tensor) {
     large |= call.makes_value(session_.device(), tensor);
   });
-  if (call.too_small && large) call.info.varies = true;
-  if (!large && call.key != 0) session_.tally().small.seen(call.key);
+  if (large) {
+    call.info.varies = call.info.varies || call.too_small;
+  } else if (!call.too_small) {
+    session_.tally().small.add(call.info, call.key);
+  }
 }
 
 // A sparse or quantized result may hold on to the arguments, and read them without the dispatcher.

@@ -3,9 +3,9 @@
 // Such a call needs no recipe: it would be made, with a copy of the generator's state where the
 // call draws, and thrown away. The same operator on the same shapes makes the same sizes, so one
 // such call tells of the next. Where it does not, as in an operator that packs as many items as a
-// tensor's content says, the operator is never believed again: at most one result has no recipe.
-// Cost: a hash of the shapes, which UsualTimes needs too, and one look-up without a lock. Two calls
-// in one slot forget each other.
+// tensor's content says, one call's results get no recipe; from then on all of the operator's do
+// that are large enough. Cost: a hash of the shapes, which UsualTimes needs too, and one look-up
+// without a lock. Two calls in one slot forget each other.
 
 #pragma once
 
@@ -23,7 +23,11 @@ class SmallResults {
   bool expected(const OperatorInfo& info, UsualTimes::Key key) const {
     return key != 0 && slot(key).load(std::memory_order_relaxed) == key && !info.varies;
   }
-  void seen(UsualTimes::Key key) { slot(key).store(key, std::memory_order_relaxed); }
+  // What writes, and another library's operator, is never expected: more hangs on its recipe.
+  void add(const OperatorInfo& info, UsualTimes::Key key) {
+    if (info.writes || info.others || info.listed) return;
+    slot(key).store(key, std::memory_order_relaxed);
+  }
 
  private:
   using Slot = std::atomic<UsualTimes::Key>;
