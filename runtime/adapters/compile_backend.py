@@ -75,8 +75,9 @@ def backend(
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
     given = torch._functorch.config.activation_memory_budget
-    if given == 1 and compiled_code.tried_share is not None:
-        given = compiled_code.tried_share
+    free = _BUDGET not in config and given == 1
+    if free and compiled_code.tried_share is not None:
+        given, free = compiled_code.tried_share, False
     budget = config.pop(_BUDGET, given)
     if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
         raise ValueError(f"{_BUDGET} is {budget!r}: it must be a number from 0 to 1")
@@ -95,9 +96,8 @@ def backend(
             "leave that option and Inductor's configuration of that name False"
         )
     compiled_code.backend_has_compiled = True
-    compiled_code.saves_all |= budget == 1
     own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
-    config["custom_partitioner_fn"] = _Cut(own or min_cut_rematerialization_partition)
+    config["custom_partitioner_fn"] = _Cut(own or min_cut_rematerialization_partition, free)
     CustomPartitionerFn.register(_Cut)  # A subclass would import Inductor with this module.
     caches = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with torch._functorch.config.patch({_BUDGET: budget, **caches}):
@@ -106,15 +106,18 @@ def backend(
 
 
 class _Cut:
-    """Cuts a joint graph in two, as `way` does, so that the backward graph draws nothing again."""
+    """Cuts a joint graph in two, as `way` does, so that the backward graph draws nothing again.
+    `free`: the program does not say what share to save."""
 
-    def __init__(self, way: Callable[..., Any]) -> None:
+    def __init__(self, way: Callable[..., Any], free: bool) -> None:
         self._way = way
+        self._free = free
 
     def uuid(self) -> Any:  # Inductor's cache asks for it.
         return getattr(self._way, "uuid", lambda: __name__)()
 
     def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        compiled_code.saves_all |= self._free
         asked = torch._functorch.config.activation_memory_budget
         for budget in (asked, max(asked, 1e-9), 1.0):  # At 0 torch saves not even what it must.
             with torch._functorch.config.patch({_BUDGET: budget}):

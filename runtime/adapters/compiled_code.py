@@ -29,7 +29,7 @@ _MARK = "_dtr_alloc_region"
 _OVERWRITTEN = "_dtr_alloc_overwritten"
 _NAME = "_dtr_alloc_name"
 backend_has_compiled: bool | None = None  # None: nobody asked for ours (compile_backend.py).
-saves_all = False  # Ours has compiled without torch's activation_memory_budget.
+saves_all = False  # Ours has cut a graph without torch's activation_memory_budget.
 tried_share: float | None = None  # What a plan tries in its place.
 _names = itertools.count(int.from_bytes(os.urandom(7), "big"))
 

@@ -121,7 +121,8 @@ class Forecast:
             figures = tuple(map(operator.sub, figures, warm))
         added_ns, *counts = (figure / self.profile.traced_steps for figure in figures)
         step_ns = statistics.mean(self.profile.scope_ns) + max(added_ns, 0.0)
-        slowdown = step_ns / statistics.mean(self.profile.eager_ns or self.profile.scope_ns)
+        base_ns = self.profile.base_ns or self.profile.eager_ns or self.profile.scope_ns
+        slowdown = step_ns / statistics.mean(base_ns)
         return Prediction(size, "ok", whole.peak_bytes, step_ns, slowdown, *counts)
 
     def smallest(self, slowdown: float = math.inf) -> Prediction | None:

@@ -40,8 +40,6 @@ class Plan:
     """Predictions for one training; without a budget first.
 
     Attributes:
-        activation_memory_budget: torch's option, of what `backend="dtr_alloc"` compiled, where the
-            plan tried one; None: as the program has it.
         batch: what the script was given for ``{batch}``; None without.
         link: the one that was given, as text; None without. `swap_dir`: likewise.
         heuristic: by which was predicted: its name, or how to write it.
@@ -51,11 +49,12 @@ class Plan:
         too_noisy: the times without a budget and those in plain torch, where nothing is evicted
             either, differ by more than the slowdown that was asked for. Then they tell nothing.
         smallest: of the budgets under the slowdown that was asked for, or None.
-        saving_less: the same where compiled blocks save about half of their activations; None
-            where `backend="dtr_alloc"` compiled nothing, or was given that option.
+        activation_memory_budget: torch's option, in all that `backend="dtr_alloc"` compiled, where
+            the plan tried one; None: as the program has it.
+        saving_less: the plan for the same program with that option; None where the backend cut no
+            graph, or was given the option.
     """
 
-    activation_memory_budget: float | None
     batch: str | None
     link: str | None
     swap_dir: str | None
@@ -65,6 +64,7 @@ class Plan:
     too_noisy: bool
     predictions: tuple[Prediction, ...]
     smallest: Prediction | None
+    activation_memory_budget: float | None = None
     saving_less: Plan | None = None
 
     def with_what_was_tried(self) -> tuple[Plan, ...]:
@@ -137,20 +137,22 @@ def plan(
     recorded: list[Recorded] = []
     saving_less: list[Recorded] = []
     compiled_code.saves_all = False
+    if compiled_code.backend_has_compiled:
+        torch._dynamo.reset()
     for _ in range(rounds):
         if within is None:
             eager.append(eager_steps(make, steps))
         recorded.append(recorded_steps(make, steps, within))
-    for _ in range(rounds * compiled_code.saves_all):
+    if compiled_code.saves_all:
         with _saving_less():
-            saving_less.append(recorded_steps(make, steps, within))
+            saving_less = [recorded_steps(make, steps, within) for _ in range(rounds)]
     profile = Profile.of(eager, recorded, saving_less)
     return plan_of(profile, budgets, slowdown, heuristic, link=link, swap_dir=swap_dir)
 
 
 @contextmanager
 def _saving_less() -> Iterator[None]:
-    torch._dynamo.reset()  # What was compiled may else serve the model that is made next.
+    torch._dynamo.reset()  # Else what was compiled serves the model that is made next.
     compiled_code.tried_share = TRIED_SHARE
     try:
         yield
@@ -221,7 +223,6 @@ def plan_of(
         told = budgets, slowdown, heuristic, batch, link, swap_dir
         saving_less = plan_of(profile.saving_less, *told, TRIED_SHARE, too_noisy)
     return Plan(
-        share,
         batch,
         None if link is None else str(link),
         None if swap_dir is None else os.fspath(swap_dir),
@@ -231,5 +232,6 @@ def plan_of(
         too_noisy,
         (free, *(forecast.predict(budget) for budget in budgets or forecast.spread())),
         None if too_noisy else forecast.smallest(slowdown),
+        share,
         saving_less,
     )

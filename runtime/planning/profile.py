@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Profile:
         scope_ns: of each step in a scope that evicts nothing.
         kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
         peak_bytes: most bytes in the pool without a budget, or within the one that was given.
+        base_ns: of each step that a slowdown is a multiple of, where this profile has none.
         saving_less: the same with torch's activation_memory_budget at `TRIED_SHARE` in what
             `backend="dtr_alloc"` compiled; None where it compiled nothing, or with that option.
     """
@@ -84,6 +85,7 @@ class Profile:
     scope_ns: tuple[int, ...]
     kernel_ratio: float
     peak_bytes: int
+    base_ns: tuple[int, ...] = ()
     saving_less: Profile | None = None
 
     @classmethod
@@ -118,7 +120,11 @@ class Profile:
             scope_ns,
             kernel_ns / max(int(steady_ns), 1),
             first.peak_bytes,
-            cls.of(eager, saving_less) if saving_less else None,
+            saving_less=(
+                replace(cls.of(eager, saving_less), base_ns=_least_of_each(eager) or scope_ns)
+                if saving_less
+                else None
+            ),
         )
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -59,7 +60,7 @@ def profile_script(
     eager: list[tuple[int, ...]] = []
     found: list[Recorded] = []
     saving_less: list[Recorded] = []
-    own_scope = False
+    own_scope, tries = False, True
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run.json", Path(folder) / "trace.log"
 
@@ -80,9 +81,16 @@ def profile_script(
             advance(f"round {turn + 1}, recorded")
             row = train(record=True)
             found.append(_recorded(row, log))
-            if row["saves_all"]:
-                advance(f"round {turn + 1}, recorded, compiled code saving less")
+            if not (tries and row["saves_all"]):
+                continue
+            advance(f"round {turn + 1}, recorded, compiled code saving less")
+            try:
                 saving_less.append(_recorded(train(record=True, share=TRIED_SHARE), log))
+            except ScriptError as error:
+                tries = False
+                saving_less.clear()
+                option = f"activation_memory_budget={TRIED_SHARE:g}"
+                warnings.warn(f"nothing is planned with {option}: {error}", stacklevel=2)
     return Profile.of(eager, found, saving_less)
 
 

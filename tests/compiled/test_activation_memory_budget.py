@@ -3,6 +3,7 @@ alone draws a dropout anew in the backward graph (findings/memory_budget_redraws
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import dtr_alloc
 from dtr_alloc.demo.models import TransformerBlock
 from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.adapters.compile_backend import backend
+from dtr_alloc.runtime.planning import script as profiling
 from tests.compiled.test_compiled_programs import OPERATIONS
 from tests.compiled.test_compiled_regions import of_torch
 from tests.support.exactness import assert_exact_within, scope
@@ -251,19 +253,22 @@ def test_the_programs_own_way_to_cut_graphs_stays() -> None:
 
 
 @pytest.mark.usefixtures("by_operators")
-@pytest.mark.parametrize(("given", "tried"), [({}, True), ({OPTION: 0.9}, False), (None, False)])
+@pytest.mark.parametrize(
+    ("given", "tried"),
+    [({}, True), ({OPTION: 0.9}, False), ({OPTION: 1.0}, False), (None, False)],
+)
 def test_a_plan_tries_it_where_the_program_does_not(given: Options | None, tried: bool) -> None:
-    def make() -> Callable[[], None]:
-        block = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
-        run = block if given is None else torch.compile(block, backend="dtr_alloc", options=given)
+    block = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+    run = block if given is None else torch.compile(block, backend="dtr_alloc", options=given)
 
-        def step() -> None:
-            block.zero_grad()
-            run(torch.ones(256, 64)).sum().backward()
+    def step() -> None:
+        block.zero_grad()
+        run(torch.ones(256, 64)).sum().backward()
 
-        return step
-
-    made = dtr_alloc.plan(make, ["90%"], steps=2, rounds=1)
+    for context in (contextlib.nullcontext(), dtr_alloc.measure()):
+        with context:
+            step()  # Each compiles; for the plan it is compiled anew.
+    made = dtr_alloc.plan(lambda: step, ["90%"], steps=2, rounds=1)
     assert made.activation_memory_budget is None
     assert (made.saving_less is not None) == tried
     if made.saving_less is not None:
@@ -271,6 +276,37 @@ def test_a_plan_tries_it_where_the_program_does_not(given: Options | None, tried
         assert made.saving_less.measured_peak_bytes < made.measured_peak_bytes
         assert made.too_noisy == made.saving_less.too_noisy
     assert compiled_code.tried_share is None
+
+
+COMPILING = """
+import torch
+from torch import nn
+block = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+run = torch.compile(block, backend="dtr_alloc")
+optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+while True:
+    run(torch.ones(256, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("by_operators")
+def test_a_plan_runs_a_script_with_less_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_code, "tried_share", None)
+    script = tmp_path / "train.py"
+    script.write_text(COMPILING)
+    rows = {}
+    for share in (None, 0.5):
+        monkeypatch.setattr(compiled_code, "saves_all", False)
+        options = {"steps": 2, "log": str(tmp_path / "log"), "within": None, "own_scope": False}
+        row = profiling._train(str(script), [], {**options, "share": share})
+        assert row is not None
+        assert row["saves_all"] == (share is None)
+        rows[share] = row["peak_bytes"]
+        torch.compiler.reset()
+    assert rows[0.5] < rows[None]
 
 
 ASKED = """

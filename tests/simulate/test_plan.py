@@ -286,6 +286,21 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
     assert profile.scope_ns == (9, 50)
 
 
+@pytest.mark.parametrize("eager", [[], [(4, 4)]])
+def test_what_saves_less_is_compared_with_what_the_program_takes_as_it_is(
+    eager: list[tuple[int, ...]],
+) -> None:
+    runs = [
+        Recorded(profile_of(3).traces[0], 1, 2, (ns, ns), 0.5, PEAK) for ns in (5 * SECOND, SECOND)
+    ]
+    made = Profile.of(eager, runs[:1], runs[1:])
+    base = (4, 4) if eager else (5 * SECOND, 5 * SECOND)
+    assert made.saving_less is not None
+    assert (made.saving_less.base_ns, made.base_ns) == (base, ())
+    free = Forecast(made.saving_less).predict(None)
+    assert free.slowdown == pytest.approx(SECOND / base[0])
+
+
 def test_a_plan_has_the_peak_of_the_program_to_the_byte() -> None:
     made = dtr_alloc.plan(
         make_perceptron, [Share(0.9, whole=True), Share(0.7, whole=True)], steps=3, rounds=2

@@ -257,6 +257,23 @@ def test_a_script_turns_out_to_have_a_scope_or_to_compile_and_is_run_again(
     assert doing[-1] == "round 2, recorded" + ", compiled code saving less" * compiles
 
 
+def test_a_trial_that_fails_leaves_the_rest_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    def run(path: str, args: list[str], options: dict[str, Any], out: Path) -> dict[str, object]:
+        if options["share"] is not None:
+            raise profiling.ScriptError("no memory")
+        if options["log"]:
+            profile_of(3).traces[0].save(options["log"])
+        figures = {"warm_marks": 1, "kernel_share": 0.5, "peak_bytes": PEAK}
+        return {"opens_scope": False, "saves_all": True, "step_ns": [5, 6], **figures}
+
+    monkeypatch.setattr(profiling, "_run", run)
+    with pytest.warns(UserWarning, match=r"activation_memory_budget=0.5: no memory") as told:
+        made = profiling.profile_script(str(script), [], 3, 2)
+    assert (made.scope_ns, made.saving_less, len(told)) == ((5, 6), None, 1)
+
+
 PLAIN = """
 import os, threading, torch, torch.multiprocessing as mp
 def train(rank=0):
