@@ -7,7 +7,7 @@
 // accesses ago its value was accessed before), one of the values' sizes. When the hashes differ
 // from the followed tape's, we follow another tape that had both hashes at this operator. If there
 // is none, we follow a tape that had the same order hash, because a batch of another length is used
-// in the same order. If there is none either, nothing is predicted until the step ends. A wrong
+// in the same order. If no tape has that hash, nothing is predicted until the step ends. A wrong
 // tape costs time, but never changes a result.
 //
 // All times are on the tape's clock: the sum of the costs of a step's operators so far. The present
