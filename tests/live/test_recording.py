@@ -121,6 +121,17 @@ def test_a_small_operand_may_make_a_large_result(items: int) -> None:
         assert session.stats().evictions == (items == 31)
 
 
+@pytest.mark.parametrize(
+    ("count", "items", "evictable"), [(16, 127, False), (16, 128, True), (15, 100, True)]
+)
+def test_many_small_tensors_are_worth_no_recipe_of_what_is_made_of_them(
+    count: int, items: int, evictable: bool
+) -> None:
+    with dtr_alloc.rematerialize(None):
+        batch = torch.stack([torch.ones(items) for _ in range(count)])
+        assert dtr_alloc.evict(batch) == evictable
+
+
 @pytest.mark.parametrize(("items", "evictable"), [(1023, False), (1024, True)])
 def test_random_numbers_are_worth_a_recipe_where_they_weigh_more_than_the_generators_state(
     items: int, evictable: bool

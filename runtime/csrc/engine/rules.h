@@ -11,6 +11,10 @@ namespace dtr {
 // A result smaller than this is a constant (never evicted): its record would take as much memory.
 constexpr Bytes kSmallestValue = 512;
 
+// An operator that reads so many tensors or more, such as `stack`, gets no recipe where they are
+// smaller than that on average: the recipe would keep a record of each, which takes more memory.
+constexpr std::size_t kManyArguments = 16;
+
 // A random result on the host smaller than this is a constant, too: its recipe would keep the
 // generator's state, which takes 2.5 KiB.
 constexpr Bytes kSmallestRandom = Bytes{4} << 10;
@@ -37,6 +41,9 @@ constexpr int kLongestWriteChain = 16;
 // Returns whether a result is worth evicting. `index`: the result holds integers or booleans.
 constexpr bool large_enough(Bytes bytes, bool index = false) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
+}
+constexpr bool outweighs_arguments(std::size_t count, Bytes bytes) {
+  return count >= kManyArguments && bytes < static_cast<Bytes>(count) * kSmallestValue;
 }
 constexpr bool kept_in_recipe(Bytes bytes) { return bytes <= kLargestInline; }
 constexpr bool copied_before_a_write(Bytes bytes) { return bytes <= kLargestCopy; }

@@ -193,6 +193,7 @@ bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const 
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
+  if (outweighs_arguments(call.arguments.size(), call.bytes)) return false;
   if (info.unordered.ever() && differs_in_each_run(call, stack, DeterministicMode::now())) {
     return false;
   }
