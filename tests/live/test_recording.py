@@ -124,12 +124,15 @@ def test_a_small_operand_may_make_a_large_result(items: int) -> None:
 @pytest.mark.parametrize(
     ("count", "items", "evictable"), [(16, 127, False), (16, 128, True), (15, 100, True)]
 )
-def test_many_small_tensors_are_worth_no_recipe_of_what_is_made_of_them(
+def test_what_is_smaller_than_the_records_of_all_that_it_is_made_of_stays(
     count: int, items: int, evictable: bool
 ) -> None:
     with dtr_alloc.rematerialize(None):
-        batch = torch.stack([torch.ones(items) for _ in range(count)])
-        assert dtr_alloc.evict(batch) == evictable
+        small = [torch.ones(items) for _ in range(count)]
+        assert dtr_alloc.evict(torch.stack(small)) == evictable
+        assert dtr_alloc.evict(torch.stack([one.expand(100, items) for one in small]))
+        diagonal = torch.block_diag(*small)  # type: ignore[no-untyped-call]
+        assert dtr_alloc.evict(diagonal)
 
 
 @pytest.mark.parametrize(("items", "evictable"), [(1023, False), (1024, True)])

@@ -11,8 +11,8 @@ namespace dtr {
 // A result smaller than this is a constant (never evicted): its record would take as much memory.
 constexpr Bytes kSmallestValue = 512;
 
-// An operator that reads so many tensors or more, such as `stack`, gets no recipe where they are
-// smaller than that on average: the recipe would keep a record of each, which takes more memory.
+// What an operator makes of so many tensors or more is a constant where it is smaller than the
+// records of all of them, as a `stack` of small tensors is.
 constexpr std::size_t kManyArguments = 16;
 
 // A random result on the host smaller than this is a constant, too: its recipe would keep the
@@ -42,8 +42,8 @@ constexpr int kLongestWriteChain = 16;
 constexpr bool large_enough(Bytes bytes, bool index = false) {
   return bytes >= (index ? kSmallestIndexValue : kSmallestValue);
 }
-constexpr bool outweighs_arguments(std::size_t count, Bytes bytes) {
-  return count >= kManyArguments && bytes < static_cast<Bytes>(count) * kSmallestValue;
+constexpr bool outweighs_records(Bytes result, std::size_t arguments) {
+  return arguments < kManyArguments || result >= static_cast<Bytes>(arguments) * kSmallestValue;
 }
 constexpr bool kept_in_recipe(Bytes bytes) { return bytes <= kLargestInline; }
 constexpr bool copied_before_a_write(Bytes bytes) { return bytes <= kLargestCopy; }

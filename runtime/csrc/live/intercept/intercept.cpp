@@ -116,7 +116,8 @@ void Interception::execute(const OperatorInfo& info, c10::DispatchKeySet keys,
   call.handled = keys.has(c10::DispatchKey::Python);
   gather(call, *stack);
   call.recordable = recordable(call, *stack);
-  // Of a nested tensor torch tells no shape. By a logical clock no time counts, and all is recorded.
+  // Of a nested tensor torch tells no shape. By a logical clock no time counts, and no size
+  // is expected.
   if (call.here && !call.foreign && !session_.options().logical_clock) {
     call.key = cost_key(call, *stack);
   }
@@ -193,7 +194,6 @@ bool Interception::recordable(Call& call, const torch::jit::Stack& stack) const 
   if (info.others && (call.stays = distrusts(info))) return false;
   if (!info.recordable || !(info.fresh || info.writes)) return false;
   if (info.listed && info.returns == 0) return false;  // A graph that only writes.
-  if (outweighs_arguments(call.arguments.size(), call.bytes)) return false;
   if (info.unordered.ever() && differs_in_each_run(call, stack, DeterministicMode::now())) {
     return false;
   }

@@ -83,7 +83,9 @@ struct Call {
   bool makes_value(const SessionDevice& device, const c10::TensorImpl& result) const {
     const auto is_over = [&](const auto& one) { return one.storage == storage_of(result); };
     return device.holds(result) && worth_evicting(result) &&
-           outweighs_state(device, storage_of(result)) && std::ranges::none_of(arguments, is_over);
+           outweighs_state(device, storage_of(result)) &&
+           (info.listed || outweighs_records(bytes_of(storage_of(result)), arguments.size())) &&
+           std::ranges::none_of(arguments, is_over);
   }
   // Valid until the call takes its arguments off the stack. results() is valid from then on.
   c10::ArrayRef<c10::IValue> stacked_arguments(const torch::jit::Stack& stack) const {
