@@ -213,7 +213,7 @@ def plan_(
             of = "" if batch is None else f"batch {batch}, "
 
             def advance(doing: str, task: TaskID = task, of: str = of) -> None:
-                trial = "saving less" in doing  # Not in the total: nobody knew.
+                trial = "saving less" in doing  # Not in the total.
                 bar.update(task, advance=not trial, description=f"{of}{doing}")
                 if silent and not trial and (within or "plain" in doing):
                     click.echo(f"{of}{doing.split(',')[0]} of {rounds}", err=True)

@@ -74,8 +74,9 @@ def backend(
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
     given = torch._functorch.config.activation_memory_budget
-    free = _BUDGET not in config and given == 1
+    free = _BUDGET not in config and given == 1 and own is None
     if free and compiled_code.tried_share is not None:
         given, free = compiled_code.tried_share, False
     budget = config.pop(_BUDGET, given)
@@ -96,7 +97,6 @@ def backend(
             "leave that option and Inductor's configuration of that name False"
         )
     compiled_code.backend_has_compiled = True
-    own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
     config["custom_partitioner_fn"] = _Cut(own or min_cut_rematerialization_partition, free)
     CustomPartitionerFn.register(_Cut)  # A subclass would import Inductor with this module.
     caches = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}

@@ -25,6 +25,7 @@ from dtr_alloc.runtime.planning.profile import (
     Recorded,
     eager_steps,
     recorded_steps,
+    warn_of_trial,
 )
 from dtr_alloc.runtime.scope import current
 from dtr_alloc.runtime.scope.swapping import Folder, swap_folder
@@ -49,10 +50,10 @@ class Plan:
         too_noisy: the times without a budget and those in plain torch, where nothing is evicted
             either, differ by more than the slowdown that was asked for. Then they tell nothing.
         smallest: of the budgets under the slowdown that was asked for, or None.
-        activation_memory_budget: torch's option, in all that `backend="dtr_alloc"` compiled, where
-            the plan tried one; None: as the program has it.
-        saving_less: the plan for the same program with that option; None where the backend cut no
-            graph, or was given the option.
+        activation_memory_budget: torch's option, in each block that `backend="dtr_alloc"` compiled
+            without, where the plan tried one; None: as the program has it.
+        saving_less: the plan for the same program with that option; None where there is no such
+            block, or the program failed with it.
     """
 
     batch: str | None
@@ -89,6 +90,9 @@ def plan(
     swap_dir: Folder | None = None,
 ) -> Plan:
     """Predicts what a training would take under budgets.
+
+    What `backend="dtr_alloc"` compiled is tried with less saved, too (`Plan.saving_less`). For that
+    all compiled code of the process is compiled anew.
 
     Args:
         make: makes the model and its optimizer anew and returns what trains one step. What `make`
@@ -144,8 +148,11 @@ def plan(
             eager.append(eager_steps(make, steps))
         recorded.append(recorded_steps(make, steps, within))
     if compiled_code.saves_all:
-        with _saving_less():
-            saving_less = [recorded_steps(make, steps, within) for _ in range(rounds)]
+        try:
+            with _saving_less():
+                saving_less = [recorded_steps(make, steps, within) for _ in range(rounds)]
+        except RuntimeError as error:
+            warn_of_trial(error)
     profile = Profile.of(eager, recorded, saving_less)
     return plan_of(profile, budgets, slowdown, heuristic, link=link, swap_dir=swap_dir)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,7 +73,7 @@ class Profile:
         scope_ns: of each step in a scope that evicts nothing.
         kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
         peak_bytes: most bytes in the pool without a budget, or within the one that was given.
-        base_ns: of each step that a slowdown is a multiple of, where this profile has none.
+        base_ns: of each step that slowdowns divide by, if it is another program's.
         saving_less: the same with torch's activation_memory_budget at `TRIED_SHARE` in what
             `backend="dtr_alloc"` compiled; None where it compiled nothing, or with that option.
     """
@@ -192,6 +193,12 @@ def after_mark(items: Sequence[Instruction], count: int) -> int:
     """Where what follows the `count`-th step of an optimizer begins."""
     marks = [place + 1 for place, item in enumerate(items) if item == STEP]
     return marks[count - 1] if count else 0
+
+
+def warn_of_trial(error: Exception) -> None:
+    """Tells that a plan has nothing of compiled code that saves less."""
+    option = f"activation_memory_budget={TRIED_SHARE:g}"
+    warnings.warn(f"nothing is planned with {option}: {error}", stacklevel=3)
 
 
 def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:

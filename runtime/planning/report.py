@@ -71,7 +71,7 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         option = f'options={{"activation_memory_budget": {plan.activation_memory_budget:g}}}'
         name += f"with {option} in torch.compile, "
     if plan.too_noisy and plan.activation_memory_budget:
-        return f"{name}too noisy to tell.{_untold(plan, slowdown)}"
+        return f"{name}too noisy to tell."
     if plan.too_noisy:
         found = plan.predictions[0].slowdown
         why = "if it stays above, recording alone costs so much, because the operators are small"

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -31,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.adapters import compiled_code
-from dtr_alloc.runtime.planning.profile import TRIED_SHARE, Profile, Recorded, shares
+from dtr_alloc.runtime.planning.profile import TRIED_SHARE, Profile, Recorded, shares, warn_of_trial
 from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
@@ -89,8 +88,7 @@ def profile_script(
             except ScriptError as error:
                 tries = False
                 saving_less.clear()
-                option = f"activation_memory_budget={TRIED_SHARE:g}"
-                warnings.warn(f"nothing is planned with {option}: {error}", stacklevel=2)
+                warn_of_trial(error)
     return Profile.of(eager, found, saving_less)
 
 

@@ -268,6 +268,8 @@ def test_a_plan_tries_it_where_the_program_does_not(given: Options | None, tried
     for context in (contextlib.nullcontext(), dtr_alloc.measure()):
         with context:
             step()  # Each compiles; for the plan it is compiled anew.
+    with functorch.patch({OPTION: 0.9}):
+        assert dtr_alloc.plan(lambda: step, ["90%"], steps=2, rounds=1).saving_less is None
     made = dtr_alloc.plan(lambda: step, ["90%"], steps=2, rounds=1)
     assert made.activation_memory_budget is None
     assert (made.saving_less is not None) == tried
@@ -276,6 +278,20 @@ def test_a_plan_tries_it_where_the_program_does_not(given: Options | None, tried
         assert made.saving_less.measured_peak_bytes < made.measured_peak_bytes
         assert made.too_noisy == made.saving_less.too_noisy
     assert compiled_code.tried_share is None
+
+
+@pytest.mark.usefixtures("by_operators")
+def test_a_plan_goes_on_without_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = torch.compile(nn.Linear(64, 64), backend="dtr_alloc")
+
+    def step() -> None:
+        if compiled_code.tried_share is not None:
+            raise torch.OutOfMemoryError("no memory")
+        run(torch.ones(256, 64)).sum().backward()
+
+    with pytest.warns(UserWarning, match=r"activation_memory_budget=0.5: no memory"):
+        made = dtr_alloc.plan(lambda: step, ["90%"], steps=2, rounds=1)
+    assert (made.saving_less, compiled_code.tried_share) == (None, None)
 
 
 COMPILING = """

@@ -13,7 +13,7 @@ from dtr_alloc.__main__ import main
 from dtr_alloc.pool.size import parse_size, short_size
 from dtr_alloc.runtime.planning import plan as planning
 from dtr_alloc.runtime.planning import script as profiling
-from dtr_alloc.runtime.planning.forecast import Forecast
+from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import Profile, Recorded
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Call
@@ -189,6 +189,25 @@ def test_the_command_has_rows_for_compiled_code_that_saves_less(
     assert first.startswith("the smallest budget")
     option = 'with options={"activation_memory_budget": 0.5} in torch.compile, the smallest budget'
     assert second.startswith(option)
+
+
+def test_the_command_ends_with_0_where_only_less_saved_has_a_budget_to_name(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    profile = replace(profile_of(3, 5.0, 5.0), saving_less=profile_of(3, 5.0, 2.0))
+    monkeypatch.setattr(profiling, "profile_script", lambda *_, **__: profile)
+    least = Forecast.smallest
+
+    def smallest(self: Forecast, slowdown: float) -> Prediction | None:
+        return least(self, slowdown) if self.profile is profile.saving_less else None
+
+    monkeypatch.setattr(Forecast, "smallest", smallest)
+    done = CliRunner().invoke(main, ["plan", "--json", "--budgets", "90%", str(script)])
+    assert done.exit_code == 0, done.output
+    (made,) = json.loads(done.stdout)
+    assert made["smallest"] is None
+    assert made["saving_less"]["activation_memory_budget"] == 0.5
+    assert made["saving_less"]["smallest"]["status"] == "ok"
 
 
 def test_the_command_names_the_folder_for_the_swap(
