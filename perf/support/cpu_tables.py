@@ -93,7 +93,6 @@ def unavoidable() -> Table:
 
 KNOWN = {
     "guest": "Where memory lies moves a model's figure by as much from process to process.",
-    "many_kept": "Tiny operators.",
     "swap": "An operator's arguments and results must be in memory together (docs/swap.md).",
     "trace_overhead": "It reads ten tensors and makes ten, and a recording writes each down.",
 }
