@@ -46,6 +46,7 @@ def search(logs: Path | None, quick: bool, storage: Path, picture: Path | None) 
         holdout=tuple(str(log) for log in dict.fromkeys(held_out) if log not in tuned_on),
         plot=picture,
         seed=3,
+        as_json=False,
     )
 
 
