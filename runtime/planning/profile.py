@@ -73,7 +73,8 @@ class Profile:
         scope_ns: of each step in a scope that evicts nothing.
         kernel_ratio: time in operators after the warm-up, by the sum of each one's least time.
         peak_bytes: most bytes in the pool without a budget, or within the one that was given.
-        base_ns: of each step that slowdowns divide by, if it is another program's.
+        base_ns: of each step that slowdowns divide by, where that is the program as it was written
+            (`saving_less`); empty: `eager_ns`, or else `scope_ns`.
         saving_less: the same with torch's activation_memory_budget at `TRIED_SHARE` in what
             `backend="dtr_alloc"` compiled; None where it compiled nothing, or with that option.
     """

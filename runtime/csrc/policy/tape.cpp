@@ -59,6 +59,7 @@ const Tapes::Tape* Tapes::find_alike() const {
 bool Tapes::end_operator(Nanos cost) {
   written_.length += cost;
   if (written_.hashes.size() == written_.begins.size()) return false;
+  // It accessed nothing. (At kLongest, accesses are no longer written.)
   if (written_.next.size() == accesses_before_ && written_.begins.size() < kLongest) {
     written_.begins.pop_back();
     return false;

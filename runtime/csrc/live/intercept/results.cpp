@@ -143,6 +143,7 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   apply_instruments(kept, lock);
 }
 
+// A result of integers that stays for this thread's sake alone tells nothing of sizes.
 void Interception::learn_size(const Call& call, const torch::jit::Stack& stack) {
   if (InOperator::state.indices_stay) return;
   bool large = false;

@@ -54,7 +54,8 @@ constexpr std::string_view kWritingPrefixes[] = {"c10d::", "_c10d_functional::"}
 // It returns when a collective is over, whose result it is given.
 constexpr std::string_view kWaits = "_c10d_functional::wait_tensor";
 
-// It has torch's tag for drawing, as all attention has, but refuses any dropout (torch 2.11 to 2.15).
+// It has torch's tag for drawing, as all attention has, but refuses any dropout (torch 2.11 to
+// 2.15).
 constexpr std::string_view kNeverDraws = "aten::_scaled_dot_product_flash_attention_for_cpu";
 
 // A row of the next tables: an operator, and one of its arguments.
