@@ -61,7 +61,8 @@ from dtr_alloc.runtime.scope.by_hand import evict, is_evicted, materialize, pin
 from dtr_alloc.runtime.scope.cuda_allocator import Allocator, allocator
 from dtr_alloc.runtime.scope.record import Recording, record_trace
 from dtr_alloc.runtime.scope.scope import join_scope, measure, rematerialize
-from dtr_alloc.runtime.scope.session import Session, SessionStats, current_session
+from dtr_alloc.runtime.scope.session import Session, current_session
+from dtr_alloc.runtime.scope.session_stats import SessionStats
 from dtr_alloc.runtime.scope.steps import OutlierBatchWarning, Step
 from dtr_alloc.runtime.simulate.result import SimulationResult
 from dtr_alloc.runtime.simulate.simulator import simulate

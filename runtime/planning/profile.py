@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dtr_alloc.runtime.scope.record import record_trace
 from dtr_alloc.runtime.scope.scope import rematerialize
-from dtr_alloc.runtime.scope.session import SessionStats
+from dtr_alloc.runtime.scope.session_stats import SessionStats
 from dtr_alloc.runtime.trace import Trace
 from dtr_alloc.runtime.trace.format import Annotate, Call, Constant, Instruction, Mutate
 

@@ -36,7 +36,8 @@ from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
 from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
 from dtr_alloc.runtime.scope.scope import measure, rematerialize
-from dtr_alloc.runtime.scope.session import Session, SessionStats
+from dtr_alloc.runtime.scope.session import Session
+from dtr_alloc.runtime.scope.session_stats import SessionStats
 from dtr_alloc.runtime.trace import Trace
 
 

@@ -10,16 +10,13 @@ that budget, a simulation of what was recorded tells, which takes up to some sec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dtr_alloc import _core
 from dtr_alloc.pool.size import format_size, parse_size, short_size
 from dtr_alloc.runtime.adapters import compiled_code
 from dtr_alloc.runtime.scope.advice import Adviser
+from dtr_alloc.runtime.scope.session_stats import SessionStats
 from dtr_alloc.runtime.scope.steps import Steps
-
-if TYPE_CHECKING:
-    from dtr_alloc.runtime.scope.session import SessionStats
 
 Row = tuple[str, str, str]
 _SHARE = 0.6

@@ -44,13 +44,6 @@ class Interception {
   inline void begin(Call& call, OperatorCall& engaged, bool engages, const torch::jit::Stack& stack,
                     Lock& lock);
   void prepare(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack, Lock& lock);
-  void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
-  void cut_histories(Call& call, OperatorCall& engaged);
-  void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
-  void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
-  void make_constant(Call& call, OperatorCall& engaged, Value& value);
-  // Makes the value movable to the swap, or else a constant.
-  void settle(Call& call, OperatorCall& engaged, Value& value);
   void record(Call& call, OperatorCall& engaged, const torch::jit::Stack& stack);
   void link_reads(Call& call, Op& op);
   Value& source_of(const Call& call, std::size_t i);
@@ -59,6 +52,15 @@ class Interception {
                            Guard& guard);
   void run(Call& call, torch::jit::Stack* stack);
   void run_timed(Call& call, torch::jit::Stack* stack);
+
+  // For an operator that reads a value; defined in reads.cpp.
+  void prepare_reads(Call& call, OperatorCall& engaged, Lock& lock);
+  void cut_histories(Call& call, OperatorCall& engaged);
+  void keep_what_rests_on_absent(Call& call, OperatorCall& engaged);
+  void bring_arguments_back(Call& call, OperatorCall& engaged, Lock& lock);
+  void make_constant(Call& call, OperatorCall& engaged, Value& value);
+  // Makes the value movable to the swap, or else a constant.
+  void settle(Call& call, OperatorCall& engaged, Value& value);
 
   // For an operator that writes an argument; defined in writes.cpp.
   void prepare_writes(Call& call, OperatorCall& engaged, Lock& lock);

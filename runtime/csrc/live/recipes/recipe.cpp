@@ -1,7 +1,5 @@
 #include "runtime/csrc/live/recipes/recipe.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -50,51 +48,6 @@ struct TensorKind {
   bool operator==(const TensorKind&) const = default;
 };
 
-constexpr c10::DeviceType kAutocast[] = {c10::kCPU, c10::kCUDA};
-
-AutocastTypes autocast_types() {
-  return {at::autocast::get_autocast_dtype(kAutocast[0]),
-          at::autocast::get_autocast_dtype(kAutocast[1])};
-}
-
-// Autocast casts to these types, and remembers no tensor that it has cast: a replay's go at once.
-class Autocasting {
- public:
-  explicit Autocasting(const AutocastTypes& types)
-      : before_(autocast_types()), remembered_(at::autocast::is_autocast_cache_enabled()) {
-    put(types);
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~Autocasting() {
-    put(before_);
-    at::autocast::set_autocast_cache_enabled(remembered_);
-  }
-  Autocasting(const Autocasting&) = delete;
-
- private:
-  static void put(const AutocastTypes& types) {
-    for (std::size_t i = 0; i < types.size(); ++i) {
-      at::autocast::set_autocast_dtype(kAutocast[i], types[i]);
-    }
-  }
-  const AutocastTypes before_;
-  const bool remembered_;
-};
-
-// Without the `torch.overrides.TorchFunctionMode`s of whoever touches the result: Python code that
-// made it ran without those that its caller had.
-class NoModes {
-  using Modes = at::impl::PythonTorchFunctionTLS;
-
- public:
-  NoModes() : before_(Modes::get_state()) { Modes::set_state(Modes()); }
-  ~NoModes() { Modes::set_state(before_); }
-  NoModes(const NoModes&) = delete;
-
- private:
-  const Modes before_;
-};
-
 Interned<TensorKind>& kinds() {
   static auto* kinds = new Interned<TensorKind>;
   return *kinds;
@@ -115,12 +68,6 @@ bool has_canonical_strides(const c10::TensorImpl& tensor) {
   }
   return true;
 }
-
-// What a replay must not enter: it runs below autograd, and is not recorded itself.
-const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                   c10::DispatchKeySet(kKey) |
-                                   c10::DispatchKeySet(c10::DispatchKey::Python) |
-                                   c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
 // Which content a replay gives to a tensor: the next of the Op's uses, or none of them.
 std::int32_t content_of(const OperatorInfo& info, const TensorArgument& argument,
@@ -323,7 +270,7 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const std::uint16_t state = states().index(
       {keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
-       info.others ? autocast_types() : AutocastTypes(), switches, ThreadSwitches::now()});
+       info.others ? autocast_types_now() : AutocastTypes(), switches, ThreadSwitches::now()});
 
   Op* op =
       engine.begin(tensors.uses, info.returns + tensors.written,
@@ -390,18 +337,6 @@ Replay Recipe::prepare(c10::ArrayRef<c10::Storage> storages, std::size_t uses,
     replay.default_generator = device.generator(device.device);
   }
   return replay;
-}
-
-void Replay::run() {
-  c10::impl::ForceDispatchKeyGuard dispatch(state.included, state.excluded | kAbove);
-  c10::AutoGradMode grad(state.grad_mode);
-  std::optional<Autocasting> autocasting;
-  if (info->others) autocasting.emplace(state.autocast);
-  std::optional<NoModes> no_modes;
-  if (info->others || info->listed) no_modes.emplace();
-  const ThreadSwitchesPut switches(state.thread);
-  DrawingFrom drawing(default_generator, recorded_state ? &*recorded_state : nullptr);
-  info->handle.redispatchBoxed(state.keys, &stack);
 }
 
 }  // namespace dtr

@@ -58,6 +58,7 @@ using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 // The types that autocast casts to, on the host and on CUDA. Only replays of other libraries'
 // operators set them: autocast sees the operators that these call, but none inside torch's own.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
+AutocastTypes autocast_types_now();
 
 // The state of process and thread that influences an operator besides its arguments.
 struct CallState {
