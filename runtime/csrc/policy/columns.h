@@ -1,11 +1,12 @@
 // Stores the inputs of scores in arrays (columns), with one row for each candidate for eviction.
 // The engine, its tests and the kernel on a device (kernels/) use the same columns.
 //
-// The engine updates the rows when values gain or lose contents. The scorer reads only the columns
-// that a heuristic needs, eight rows at once. When a row is removed, the last row moves to its
-// place, so there are no gaps; only sampling depends on the order of rows. All columns lie in one
-// range of memory, each aligned, with room for a multiple of 16 rows, as kernels need. If there is
-// a device, this memory is page-locked, and a kernel reads it in place (device_scorer.h).
+// The engine adds a row when a value becomes a candidate, and removes it when it no longer is one.
+// The scorer reads only the columns that a heuristic needs, eight rows at once. When a row is
+// removed, the last row moves to its place, so there are no gaps; only sampling depends on the order
+// of rows. All columns lie in one range of memory, each aligned, with room for a multiple of 16
+// rows, as kernels need. If there is a device, this memory is page-locked, and a kernel reads it in
+// place (device_scorer.h).
 
 #pragma once
 

@@ -8,7 +8,7 @@
 // often than their sums. When a value is evicted or comes back, its neighbours' caches are cleared.
 // A cache holds union-find nodes, which live until their values come back.
 //
-// An EvictedClass counts references: one from its value, one from each class merged into it.
+// A node counts references: one from its value, one from each node below it.
 
 #pragma once
 

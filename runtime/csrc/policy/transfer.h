@@ -1,4 +1,4 @@
-// Computes the time to move a value to the swap and back, if the program waits for each transfer.
+// Computes the time to move a value to the swap and back while the program waits.
 
 #pragma once
 
