@@ -69,6 +69,12 @@ bool has_canonical_strides(const c10::TensorImpl& tensor) {
   return true;
 }
 
+// Whether autocast sees the operators that this one calls.
+bool may_autocast(c10::DispatchKeySet excluded) {
+  return !excluded.has(c10::DispatchKey::AutocastCPU) ||
+         !excluded.has(c10::DispatchKey::AutocastCUDA);
+}
+
 // Which content a replay gives to a tensor: the next of the Op's uses, or none of them.
 std::int32_t content_of(const OperatorInfo& info, const TensorArgument& argument,
                         std::int32_t& uses) {
@@ -126,6 +132,9 @@ std::size_t count_plain_arguments(const OperatorInfo& info, const c10::IValue* f
   return count;
 }
 
+// A list that a script of torch.jit still has a name for, and may change.
+bool is_shared_list(const c10::IValue& value) { return value.isList() && value.use_count() > 1; }
+
 void write_plain_arguments(const OperatorInfo& info, const c10::IValue* first,
                            RecipeWriter& writer) {
   for (std::uint32_t i = 0; i < info.arguments; ++i) {
@@ -133,7 +142,7 @@ void write_plain_arguments(const OperatorInfo& info, const c10::IValue* first,
     if (info.is(info.lists, i) && first[i].isList()) {
       writer.plain(static_cast<std::int64_t>(first[i].toListRef().size()));
     } else {
-      writer.plain(first[i]);
+      writer.plain(is_shared_list(first[i]) ? first[i].deepcopy() : first[i]);
     }
   }
 }
@@ -270,7 +279,8 @@ Op* Recipe::record(Engine& engine, const OperatorInfo& info, c10::DispatchKeySet
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const std::uint16_t state = states().index(
       {keys, local.included_, local.excluded_, c10::GradMode::is_enabled(),
-       info.others ? autocast_types_now() : AutocastTypes(), switches, ThreadSwitches::now()});
+       info.others || may_autocast(local.excluded_) ? autocast_types_now() : AutocastTypes(),
+       switches, ThreadSwitches::now()});
 
   Op* op =
       engine.begin(tensors.uses, info.returns + tensors.written,

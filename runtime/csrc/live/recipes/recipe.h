@@ -55,8 +55,8 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 }
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
-// The types that autocast casts to, on the host and on CUDA. Only replays of other libraries'
-// operators set them: autocast sees the operators that these call, but none inside torch's own.
+// The types that autocast casts to, on the host and on CUDA; zeros where no operator inside of the
+// recorded one may be cast. Some of torch's own call others above autocast, as bilinear and pinv do.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
 AutocastTypes autocast_types_now();
 

@@ -68,7 +68,7 @@ void Replay::run() {
   c10::impl::ForceDispatchKeyGuard dispatch(state.included, state.excluded | kAbove);
   c10::AutoGradMode grad(state.grad_mode);
   std::optional<Autocasting> autocasting;
-  if (info->others) autocasting.emplace(state.autocast);
+  if (state.autocast != AutocastTypes()) autocasting.emplace(state.autocast);
   std::optional<NoModes> no_modes;
   if (info->others || info->listed) no_modes.emplace();
   const ThreadSwitchesPut switches(state.thread);
