@@ -52,7 +52,7 @@ void Interception::prepare_writes(Call& call, OperatorCall& engaged, Lock& lock)
       session_.swap().note_movable(call, argument.storage);
       make_constant(call, engaged, *value);
     }
-    if (argument.value && call.info.fresh) {
+    if (argument.value && (call.info.fresh || argument.scratch)) {
       session_.swap().note_movable(call, argument.storage);
       freeze_written(argument, engaged);
     }
