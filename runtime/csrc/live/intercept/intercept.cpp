@@ -228,10 +228,12 @@ void Interception::add_argument(Call& call, TensorArgument& argument) const {
   const bool here = tensor.device() == session_.device().device;
   call.here |= here;
   if (!session_.device().holds(tensor) || (argument.written && !here)) {
-    // A subclass or a nested tensor may lie over a storage that we track: it must be resident.
+    // A subclass or a nested tensor may lie over a storage that we track, which must be resident, or
+    // write one that recipes read.
     call.foreign = true;
-    const bool has_memory = tensor.has_storage() && tensor.unsafe_storage();
-    if (!has_memory || !session_.trace().tracks(storage_of(tensor))) return;
+    if (!tensor.has_storage() || !tensor.unsafe_storage()) return;
+    const bool writes = argument.written && pointer_of(storage_of(tensor)).get();
+    if (!writes && !session_.trace().tracks(storage_of(tensor))) return;
   }
   argument.storage = storage_of(tensor);
   const bool tracked = StorageTable::tracked(argument.storage);
