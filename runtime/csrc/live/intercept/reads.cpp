@@ -80,6 +80,8 @@ void Interception::make_constant(Call& call, OperatorCall& engaged, Value& value
   for (TensorArgument& argument : call.arguments) {
     if (argument.value != &value) continue;
     argument.value = nullptr;
+    argument.armed = is_armed(argument.storage);
+    if (call.info.shares) disarm(argument.storage);
     engaged.release(value);
   }
 }

@@ -151,6 +151,7 @@ void Session::make_ordinary(Value& value) {
   c10::raw::intrusive_ptr::incref(storage);
   value.data = storage;
   constants_.add(value, storage);
+  if (value.uses && !scope_.leaving()) constants_.arm(storage);
   if (detector_ && value.uses) detector_->watch(value, nullptr);
 }
 
