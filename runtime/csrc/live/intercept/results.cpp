@@ -126,7 +126,6 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   if (call.too_small || (recorded && !kept)) learn_size(call, stack);
   if (kept) Recipe::of(*kept).has_run();
   session_.tally().recorded += kept != nullptr;
-  if (recorded && !session_.options().verify) session_.constants().shed_sometimes();
   engaged.let_overwritten_go();
   session_.swap().adopt_what_was_written(call);
   session_.swap().adopt_what_was_made(call, stack);
@@ -140,6 +139,8 @@ void Interception::after(Call& call, OperatorCall& engaged, const torch::jit::St
   Hold::ran(call.inside_hold, passed, call.kernel_ticks);
   if (session_.options().timeline) session_.tally().timeline.push_back(session_.memory().live());
   if (session_.detector() && kept) verify_repeats(call, *kept, lock);
+  // Which may free this recipe.
+  if (recorded && !session_.options().verify) session_.constants().shed_sometimes();
   apply_instruments(kept, lock);
 }
 
