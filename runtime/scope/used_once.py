@@ -59,7 +59,7 @@ class Once(_core.Bracket):
 
     def _begin(self) -> Any:
         self._opening = self._make()
-        self._dropped = weakref.finalize(self, _leave_dropped, self._opening)
+        self._dropped = weakref.finalize(self, _leave_dropped, self._opening, threading.get_ident())
         self._dropped.atexit = False
         _open.add(self._dropped)
         return self._opening.__enter__()
@@ -150,8 +150,11 @@ class Scope(Once):
         return super().__call__(function)
 
 
-def _leave_dropped(opening: AbstractContextManager[Any]) -> None:
-    """The program has let go of what is open."""
+def _leave_dropped(opening: AbstractContextManager[Any], opened_in: int) -> None:
+    """The program has let go of what is open. The collector may run anywhere, also within an
+    operator, which uses the session to its end."""
+    if _core.in_operator() or threading.get_ident() != opened_in:
+        current.keep_forever(opening)
     opening.__exit__(GeneratorExit, GeneratorExit(), None)
 
 

@@ -17,7 +17,7 @@ from dtr_alloc import _core
 from dtr_alloc.runtime.scope import current
 from tests.support.exactness import bits, chain, same, scope
 from tests.support.instruments import instrumented
-from tests.support.own_process import forked, own_process
+from tests.support.own_process import forked, own_process, printed
 from tests.support.threads import in_threads
 
 
@@ -296,3 +296,31 @@ def test_what_others_leave_no_room_for_comes_back_beyond_the_budget(memory: Any)
         pass
     del x, filled
     assert session.stats().live_bytes == 0
+
+
+DROPPED = """
+import gc, threading, torch, dtr_alloc
+gc.disable()
+@torch.library.custom_op("dtr_drop::collects", mutates_args=())
+def collects(x: torch.Tensor) -> torch.Tensor:
+    gc.collect()
+    return x * 2
+def computes(x: torch.Tensor) -> torch.Tensor:
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    while thread.is_alive():
+        y = x * 2
+    thread.join()
+    return y
+for use in collects, computes:
+    session = dtr_alloc.rematerialize("64MiB").__enter__()
+    x = torch.ones(1 << 20).exp()
+    del session
+    y = use(x)
+    assert dtr_alloc.current_session() is None
+    print(f"{float((y + 1).mean()):.3f}")
+"""
+
+
+def test_a_dropped_scope_may_end_within_an_operator_or_in_another_thread() -> None:
+    assert printed(DROPPED) == "6.437\n6.437\n"
