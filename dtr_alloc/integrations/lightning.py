@@ -20,9 +20,9 @@ class BudgetCallback(Budgeted, lightning.Callback):
     """
 
     def on_fit_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        # The last step that was; of an accumulated gradient several batches have one.
+        self._logged = 0
         self._open(trainer.strategy.root_device)
-
-    _logged = 0  # The last step that was; of an accumulated gradient several batches have one.
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         every = trainer.log_every_n_steps
