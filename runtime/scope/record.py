@@ -97,10 +97,11 @@ def trace_script(
     it is in one, without a budget.
     """
     recording, elsewhere = Recording(), Elsewhere()
+    path = os.path.abspath(path)  # The script may change the folder.
     with (
         rematerialize(None, clock=clock) as session,
         recorded(recording),
-        scopes_of_scripts(lambda *_, **__: nullcontext(session)),
+        scopes_of_scripts(lambda *_, **__: nullcontext(session), closable=False),
         elsewhere.watch(),
     ):
         code = run_script(script, args, module=module)

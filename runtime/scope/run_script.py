@@ -72,9 +72,12 @@ def _execute(script: str) -> None:
 
 
 @contextmanager
-def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) -> Iterator[None]:
-    """In the body `rematerialize` and `measure` open what `opened` does. What running a script
-    changes in this process is as before when it is over."""
+def scopes_of_scripts(
+    opened: Callable[..., AbstractContextManager[Session]], *, closable: bool = True
+) -> Iterator[None]:
+    """In the body `rematerialize` and `measure` open what `opened` does, which the script's
+    `Session.close` leaves where it is `closable`. What running a script changes in this process is
+    as before when it is over."""
     scope = used_once(opened)
     before = sys.argv, sys.path[:], sys.modules["__main__"]
     with closing(Undo()) as undo:
@@ -86,6 +89,8 @@ def scopes_of_scripts(opened: Callable[..., AbstractContextManager[Session]]) ->
         for name in ("resize", "export_chrome_trace", "dump_snapshot", "plot"):
             undo.replace(Session, name, lambda *_, **__: None)
         undo.replace(Session, "held", lambda _: Held())
+        if not closable:
+            undo.replace(Session, "close", lambda _: None)
         yield
 
 

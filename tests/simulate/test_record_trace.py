@@ -419,3 +419,22 @@ def test_a_second_recording_in_a_scope_shares_no_name_with_the_first() -> None:
     }
     assert not names & made
     assert {f"x{name}" for name, _ in second.evictions.tolist()} <= made
+
+
+def test_a_script_that_closes_the_session_or_changes_the_folder_is_recorded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    script = tmp_path / "cells.py"
+    script.write_text(
+        "import os, torch, dtr_alloc\n"
+        "os.chdir('elsewhere')\n"
+        "if session := dtr_alloc.current_session():\n"
+        "    session.close()\n"
+        "session = dtr_alloc.rematerialize('64MiB').__enter__()\n"
+        "x = torch.ones(1000).exp().sin()\n"
+        "session.close()\n"
+    )
+    assert trace_script(str(script), [], "run.log") == (0, 3, "")
+    assert (tmp_path / "run.log").exists()
