@@ -88,12 +88,15 @@ def suggestion(plan: Plan, slowdown: float) -> str:
         return f"{name}no budget stays under {slowdown:g} times {than}."
     bytes_ = plan.smallest.budget_bytes
     assert bytes_ is not None
-    more = (_swap(plan) if plan.link else "") + _heuristic(plan)
-    size = short_size(bytes_)
-    on_cuda = f', on CUDA dtr_alloc.allocator("{size}")' * torch.cuda.is_available()
+    size, heuristic = short_size(bytes_), _heuristic(plan)
+    swap = f', swap="{short_size(plan.predictions[0].peak_bytes)}"' if plan.link else ""
+    folder = _swap_folder(plan) if plan.link else ""
+    on_cuda = f', on CUDA dtr_alloc.allocator("{size}"{swap}{heuristic})'
     return (
         f"{name}the smallest budget under a slowdown of {slowdown:g} is {format_size(bytes_)} "
-        f'({plan.smallest.slowdown:.2f}): dtr_alloc.rematerialize("{size}"{more}){on_cuda}'
+        f"({plan.smallest.slowdown:.2f}): "
+        f'dtr_alloc.rematerialize("{size}"{swap}{folder}{heuristic})'
+        f"{on_cuda * torch.cuda.is_available()}"
     )
 
 
@@ -118,13 +121,12 @@ def _heuristic(plan: Plan) -> str:
     return f", heuristic={plan.heuristic!r}" if known else f", heuristic=dtr_alloc.{plan.heuristic}"
 
 
-def _swap(plan: Plan) -> str:
-    """The arguments of a scope that may swap all that the program holds."""
+def _swap_folder(plan: Plan) -> str:
+    """An argument of a scope that swaps. On CUDA the swap lies in the host's memory."""
     folder = plan.swap_dir
     if not folder:
         try:
             swap_folder(None)
         except ValueError:  # That of temporary files lies in memory, say.
             folder = "a folder of a local disk"
-    where = f", swap_dir={folder!r}" if folder else ""
-    return f', swap="{short_size(plan.predictions[0].peak_bytes)}"{where}'
+    return f", swap_dir={folder!r}" if folder else ""

@@ -113,7 +113,7 @@ class Adviser:
     def advise(self, at_least: int) -> str:
         """What follows "raise the budget to at least ...", in which `at_least` bytes are named."""
         if self._swap:  # Of which recordings know nothing.
-            return f"{_MORE}: dtr-alloc plan SCRIPT --link measured finds a budget and a swap"
+            return f"{_MORE}: dtr-alloc plan --link measured SCRIPT finds a budget and a swap"
         seen = _Seen.of(self._core)
         question = len(seen.records), at_least
         if self._known is None or self._known[0] != question:
