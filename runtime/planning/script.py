@@ -1,13 +1,16 @@
-"""The profile of a script, whose steps are counted by its optimizer.
+"""The profile of a script, whose steps are counted by its optimizers (step_ends.py).
 
-Each training is a process of its own, so that it starts from scratch, and ends after some steps of
-an optimizer: there the script is left as `sys.exit` leaves it, so that its `finally` and what it
-registered with atexit run. What it prints is held back, and shown where it fails. The environment
-has DTR_ALLOC_PLANNING=1, for scripts that would rather not write a checkpoint each time.
+Each training is a process of its own, so that it starts from scratch, and ends after some steps:
+there the script is left as `sys.exit` leaves it, so that its `finally` and what it registered with
+atexit run. Which step of an optimizer ends one of the program is seen in a scope alone. So that run
+comes first, and the one in plain torch ends its steps at the same ones. What a script prints is
+held back, and shown where it fails. The environment has DTR_ALLOC_PLANNING=1, for scripts that
+would rather not write a checkpoint each time.
 
 A script that opens a scope itself is profiled in its first one, so that what lies outside of it
-stays outside; its budget is not obeyed. Else all of the script is in a scope. Where torch finds a
-CUDA device, it has the CUDA allocator instead, to the end of its process.
+stays outside, and is left where it opens another; its budget is not obeyed. Else all of the script
+is in a scope. Where torch finds a CUDA device, it has the CUDA allocator instead, to the end of its
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.adapters import compiled_code
@@ -55,7 +61,7 @@ def profile_script(
     *,
     module: bool = False,
 ) -> Profile:
-    """Trains in plain torch and in a scope, `rounds` times in turn; `advance` is told before each.
+    """Trains in a scope and in plain torch, `rounds` times in turn; `advance` is told before each.
     Raises ScriptError where a run of the script failed, or made no step."""
     eager: list[tuple[int, ...]] = []
     found: list[Recorded] = []
@@ -64,10 +70,10 @@ def profile_script(
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run.json", Path(folder) / "trace.log"
 
-        def train(record: bool, share: float | None = None) -> dict[str, Any]:
+        def train(ends: list[int] | None = None, share: float | None = None) -> dict[str, Any]:
             nonlocal own_scope
             options: dict[str, Any] = {"steps": steps, "module": module, "share": share}
-            options |= {"log": str(log) if record else None, "within": within}
+            options |= {"log": str(log) if ends is None else None, "within": within, "ends": ends}
             row = _run(script, args, {**options, "own_scope": own_scope}, out)
             if row["opens_scope"]:
                 own_scope = True
@@ -75,17 +81,17 @@ def profile_script(
             return row
 
         for turn in range(rounds):
+            advance(f"round {turn + 1}, recorded")
+            row = train()
+            found.append(_recorded(row, log))
             if within is None:
                 advance(f"round {turn + 1}, plain torch")
-                eager.append(tuple(train(record=False)["step_ns"]))
-            advance(f"round {turn + 1}, recorded")
-            row = train(record=True)
-            found.append(_recorded(row, log))
+                eager.append(tuple(train(ends=row["ends"])["step_ns"]))
             if not (tries and row["saves_all"]):
                 continue
             advance(f"round {turn + 1}, recorded, compiled code saving less")
             try:
-                saving_less.append(_recorded(train(record=True, share=TRIED_SHARE), log))
+                saving_less.append(_recorded(train(share=TRIED_SHARE), log))
             except ScriptError as error:
                 tries = False
                 saving_less.clear()
@@ -122,35 +128,56 @@ def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -
 
 class _Watch:
     """Times the steps of the part of a script that is profiled: a mark as it begins, one after each
-    step of an optimizer, and one as it ends by itself."""
+    step, and one as it ends by itself. `ends`: how many optimizers' steps had begun as each step of
+    the program ended, where an earlier run saw it."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, ends: list[int] | None) -> None:
         self.steps = steps
+        self.ends = ends or []
         self._thread = threading.get_ident()
         self.marks: list[tuple[int, SessionStats | None]] = []
-        self.stepped = 0
+        self.stepped = self._begun = 0
 
     @contextmanager
     def __call__(self, scope: Session | None) -> Iterator[None]:
+        def here() -> bool:
+            return threading.get_ident() == self._thread
+
         def mark() -> None:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
             self.marks.append((time.perf_counter_ns(), scope.stats() if scope else None))
 
-        def stepped(*_: object) -> None:
-            if threading.get_ident() != self._thread:
-                raise SystemExit  # Of that thread.
+        def begins(*_: object) -> None:
+            self._begun += here()
+
+        def ended() -> None:
+            if not here():
+                return
             mark()
             self.stepped += 1
+            if scope:
+                self.ends.append(self._begun)
             if self.stepped == self.steps:
                 raise SystemExit
 
+        def stepped(*_: object) -> None:
+            if not here():
+                raise SystemExit  # Of that thread.
+            if scope is None and self.ends[self.stepped : self.stepped + 1] == [self._begun]:
+                ended()
+
         mark()
-        hook = register_optimizer_step_post_hook(stepped)
+        hooks = register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(stepped)
+        if scope:
+            scope._steps.hears = ended
         try:
             yield
         finally:
-            hook.remove()
+            if scope:
+                scope._steps.hears = None
+            for hook in hooks:
+                hook.remove()
             if self.stepped < self.steps:
                 mark()
 
@@ -169,12 +196,13 @@ class _Watch:
             "warm_marks": warm_marks,
             "kernel_share": kernels,
             "peak_bytes": last.peak_bytes,
+            "ends": self.ends,
         }
 
 
 def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, Any] | None:
-    watch, recording, log = _Watch(options["steps"]), Recording(), options["log"]
-    elsewhere, within = Elsewhere(), options["within"]
+    watch, recording = _Watch(options["steps"], options.get("ends")), Recording()
+    log, within, elsewhere = options["log"], options["within"], Elsewhere()
     compiled_code.tried_share = options.get("share")
     refused = False
     least: int | None = None
@@ -203,7 +231,9 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
 
     @contextmanager
     def first_only(*_: object, recordable: Iterable[str] = (), **__: object) -> Iterator[Session]:
-        with rematerialize(None) if watch.marks else profiled(recordable) as scope:
+        if watch.marks:
+            raise SystemExit  # Its first one is over, and that is profiled alone.
+        with profiled(recordable) as scope:
             yield scope
 
     own_scope = options["own_scope"]

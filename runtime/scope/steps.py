@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -68,6 +69,7 @@ class Steps:
         self._costliest: list[Step] = []
         self._quiet = 0
         self._told = False
+        self.hears: Callable[[], None] | None = None  # Told of each step that has ended.
         self.stays_bytes = 0  # The most in memory as a step ended: gradients, state, what is kept.
 
     def ended(self, evicted_bytes: int, added_ns: int) -> None:
@@ -87,6 +89,8 @@ class Steps:
                 stacklevel=level_of_the_program(),
             )
         self.optimizer_ended(step=True)
+        if self.hears is not None:
+            self.hears()
 
     def optimizer_ended(self, *, step: bool) -> None:
         """After each step of an optimizer; `step`: one of the program has ended with it."""

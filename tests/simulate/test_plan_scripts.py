@@ -76,7 +76,8 @@ def run_in_this_process(
 ) -> dict[str, object] | None:
     path = None if log is None else str(log)
     options = {"steps": steps, "log": path, "within": None, "own_scope": own_scope}
-    return profiling._train(str(script), [], options)
+    ends = None if log else [*range(1, steps + 1)]
+    return profiling._train(str(script), [], options | {"ends": ends})
 
 
 def test_a_script_is_left_after_its_first_steps(script: Path, log: Path) -> None:
@@ -117,6 +118,60 @@ def test_a_script_without_an_optimizer_is_a_single_step(tmp_path: Path, log: Pat
     assert made is not None
     assert len(made["step_ns"]) == 1  # type: ignore[arg-type]
     assert (made["warm_marks"], made["peak_bytes"]) == (0, 2 * 4096)
+
+
+MANY = """
+import torch
+torch.manual_seed(0)
+layers = [m for _ in range(6) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+parameters = list(model.parameters())
+optimizers = [torch.optim.AdamW([p]) for p in parameters]
+def step(parameter):
+    optimizer = optimizers[[p is parameter for p in parameters].index(True)]
+    optimizer.step()
+    optimizer.zero_grad()
+if {in_backward}:
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(step)
+for _ in range(100):
+    model(torch.ones(64, 64)).square().mean().backward()
+    if not {in_backward}:
+        for p in parameters:
+            step(p)
+"""
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_several_optimizers_of_a_program_make_one_step_of_it(
+    tmp_path: Path, in_backward: bool
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MANY.format(in_backward=in_backward))
+    made = profiling.profile_script(str(path), [], 3, 1)
+    (trace,) = made.traces
+    assert trace.instructions.count(STEP) == 3
+    tanh = [one for one in trace.instructions if isinstance(one, Call) and "tanh" in one.name]
+    assert len([one for one in tanh if one.name == "aten::tanh"]) == 3 * 6
+    assert len(made.eager_ns) == len(made.scope_ns) == 2
+
+
+def test_a_script_is_left_where_it_opens_a_second_scope(tmp_path: Path, log: Path) -> None:
+    path, done = tmp_path / "train.py", tmp_path / "done"
+    path.write_text(
+        "import dtr_alloc, torch\n"
+        "from pathlib import Path\n"
+        f"done = Path({str(done)!r})\n"
+        "@dtr_alloc.rematerialize('1MiB')\n"
+        "def step():\n"
+        "    done.write_text('again' * done.exists() or 'once')\n"
+        "    torch.ones(1024).exp()\n"
+        "while True:\n"
+        "    step()\n"
+    )
+    made = run_in_this_process(path, log, own_scope=True)
+    assert made is not None
+    assert done.read_text() == "once"
 
 
 def test_a_script_that_leaves_its_scope_before_a_step_is_a_single_step(
@@ -261,19 +316,20 @@ def test_a_script_turns_out_to_have_a_scope_or_to_compile_and_is_run_again(
             "warm_marks": 1,
             "kernel_share": 0.5,
             "peak_bytes": PEAK if options["share"] is None else PEAK - KIB,
+            "ends": [1, 2],
         }
 
     monkeypatch.setattr(profiling, "_run", run)
     doing: list[str] = []
     made = profiling.profile_script(str(script), [], 3, 2, advance=doing.append)
-    turn = [(False, True, None), (True, True, None), (True, True, 0.5)][: 2 + compiles]
-    assert asked == [(False, False, None), *turn, *turn]
+    turn = [(True, True, None), (False, True, None), (True, True, 0.5)][: 2 + compiles]
+    assert asked == [(True, False, None), *turn, *turn]
     assert (made.eager_ns, made.scope_ns, made.peak_bytes) == ((5, 6), (5, 6), PEAK)
     assert (made.saving_less is not None) == compiles
     if made.saving_less is not None:
         assert (made.saving_less.eager_ns, made.saving_less.peak_bytes) == ((5, 6), PEAK - KIB)
-    assert doing[0] == "round 1, plain torch"
-    assert doing[-1] == "round 2, recorded" + ", compiled code saving less" * compiles
+    assert doing[:2] == ["round 1, recorded", "round 1, plain torch"]
+    assert doing[-1] == "round 2, recorded, compiled code saving less" if compiles else doing[1]
 
 
 def test_a_trial_that_fails_leaves_the_rest_of_the_plan(
@@ -284,7 +340,7 @@ def test_a_trial_that_fails_leaves_the_rest_of_the_plan(
             raise profiling.ScriptError("no memory")
         if options["log"]:
             profile_of(3).traces[0].save(options["log"])
-        figures = {"warm_marks": 1, "kernel_share": 0.5, "peak_bytes": PEAK}
+        figures = {"warm_marks": 1, "kernel_share": 0.5, "peak_bytes": PEAK, "ends": [1, 2]}
         return {"opens_scope": False, "saves_all": True, "step_ns": [5, 6], **figures}
 
     monkeypatch.setattr(profiling, "_run", run)
