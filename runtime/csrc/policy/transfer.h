@@ -1,4 +1,4 @@
-// Computes the time to move a value to the swap and back while the program waits.
+// Computes how long the program waits to move a value to the swap and back.
 
 #pragma once
 
