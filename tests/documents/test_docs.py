@@ -231,6 +231,12 @@ def test_the_page_of_heuristics_has_every_ablation() -> None:
         assert [PRESETS[name] for name in same] == [ABLATIONS[first]] * len(same)
 
 
+def test_options_of_a_command_stand_before_its_script() -> None:
+    product = [*ROOT.glob("runtime/**/*.py"), *ROOT.glob("dtr_alloc/**/*.py")]
+    late = re.compile(r"dtr-alloc\s+\w+\s+SCRIPT\s+--")
+    assert not [file for file in [*DOCUMENTS, *product] if late.search(file.read_text())]
+
+
 def test_a_name_that_is_not_there_is_noticed_where_code_cannot_run() -> None:
     look_up(ast.parse("torch.cuda.memory.change_current_allocator(dtr_alloc.allocator('8GiB'))"))
     with pytest.raises(AttributeError, match="alocator"):
