@@ -220,13 +220,14 @@ void LiveSimulation::picture() {
   ++pictures_;
 }
 
+// As a scope counts: arguments, and new results that are values.
 Nanos LiveSimulation::cost_of(std::int64_t op) const {
   if (!options_.logical_clock) return schedule_.cost(op);
   Bytes touched = 0;
   for (std::int64_t arg : schedule_.args(op)) touched += schedule_.tensor_size[roots_[arg]];
   for (std::int64_t tensor = schedule_.op_results_begin[op];
        tensor < schedule_.op_results_begin[op + 1]; ++tensor) {
-    touched += schedule_.tensor_size[tensor];
+    if (fresh(tensor) && schedule_.tracked(tensor)) touched += schedule_.tensor_size[tensor];
   }
   return Nanos{touched};
 }
@@ -265,8 +266,8 @@ void LiveSimulation::free(void* data) {
   if (data != nowhere()) pool_->free(static_cast<Block*>(data));
 }
 
-// The value that `op` reads at the first place where its program gave it `tensor`. Constants that
-// were copied into the recipe have no place.
+// The value that `op` reads at the first place where its program gave it `tensor`. Inlined constants
+// have no place.
 Value& LiveSimulation::written(Op& op, std::int64_t tensor) const {
   std::int64_t number = static_cast<Payload*>(op.payload())->op;
   std::uint32_t use = 0;
@@ -327,7 +328,12 @@ void LiveSimulation::lay_out_written(Op& op, const std::vector<std::int64_t>& re
   std::vector<std::pair<std::size_t, Bytes>> copies;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (fresh(results[i])) continue;
-    Value& value = written(op, schedule_.tensor_in_place[results[i]]);
+    const std::int64_t before = schedule_.tensor_in_place[results[i]];
+    if (inlined(before)) {  // The recipe has a copy.
+      if (const Bytes size = schedule_.tensor_size[results[i]]) copies.emplace_back(i, size);
+      continue;
+    }
+    Value& value = written(op, before);
     const auto reads = [&](const Use& use) { return use.value == &value; };
     const auto places = std::count_if(op.uses(), op.uses() + op.use_count, reads);
     if (takes_buffer(value, static_cast<std::int32_t>(places))) {
