@@ -36,8 +36,8 @@ namespace dtr {
 
 class Tapes {
  public:
-  // The next use of a value that the tape never uses again. Longer than any step.
-  static constexpr Nanos kNever{Nanos::rep{1} << 44};
+  // The next use of a value that the tape never uses again. Longer than any step of a log.
+  static constexpr Nanos kNever{Nanos::rep{1} << 61};
 
   // For each operator that may access values, call begin_operator(), accessed() for its arguments
   // and then its results, and end_operator(). An operator that accesses none is not on the tape:
