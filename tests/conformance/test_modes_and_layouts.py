@@ -211,6 +211,26 @@ def test_scripted_and_traced_functions() -> None:
     assert_exact(program)
 
 
+class EvictsBetween(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.first(x)
+        dtr_alloc.evict(made)
+        return self.second(made)
+
+
+def test_the_tracer_sees_no_recomputation() -> None:
+    x, model = torch.randn(8, 3, 32, 32), EvictsBetween()
+    with dtr_alloc.rematerialize(None) as session:
+        with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
+            traced = torch.jit.trace(model, x, check_trace=False)  # type: ignore[no-untyped-call]
+        assert session.stats().rematerializations > 0
+    assert torch.equal(traced(x), model(x))
+
+
 # The compiler asks every input for its gradient, of which torch warns if it is no leaf, and warns
 # of Python 3.13.0.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -134,6 +134,17 @@ def test_debug_mode_runs_an_operator_twice_again_when_its_arguments_have_grown()
     assert CALLS == [1000, 1000, 1001, 20_000, 20_000]
 
 
+def test_debug_mode_allows_a_buffer_that_is_filled_part_by_part() -> None:
+    x = torch.randn(8, 1000)
+    with dtr_alloc.rematerialize("64MiB", debug=True):
+        del_soon = x.exp().sin()  # Memory that the buffer gets has old content.
+        del del_soon
+        filled = torch.empty(8, 1000)
+        for i in range(8):
+            filled[torch.tensor([i])] = x[i : i + 1].exp()
+        assert torch.equal(filled, x.exp())
+
+
 def test_debug_mode_runs_torchs_operators_twice_too() -> None:
     with dtr_alloc.rematerialize("256MiB", debug=True) as session:
         x = torch.ones(1000)

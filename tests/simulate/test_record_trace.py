@@ -101,6 +101,13 @@ def test_what_an_operator_allocates_for_itself_is_told_in_order() -> None:
     assert len(allocated) - len(freed) == 2
 
 
+def test_an_empty_tensor_that_an_operator_writes_is_no_copy() -> None:
+    def program() -> None:
+        torch.nn.functional.rrelu(torch.empty(0, 64), training=True)
+
+    assert "aten::rrelu_with_noise" in called(recorded(program))
+
+
 def test_an_operator_without_a_tensor_for_a_result_gets_one_of_no_bytes() -> None:
     def program() -> None:
         torch.ones(KIB).sum().item()

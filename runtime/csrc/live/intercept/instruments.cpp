@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,27 @@
 #include "runtime/csrc/live/recipes/recipe.h"
 
 namespace dtr {
+namespace {
+
+// Whether a replay must first run an operator again that leaves bytes uninitialized. Then bytes that
+// the program has not written yet may differ.
+bool rests_on_uninitialized(Op& op) {
+  std::vector<Op*> open{&op};
+  std::unordered_set<const Op*> seen;
+  while (!open.empty()) {
+    Op* const at = open.back();
+    open.pop_back();
+    if (at->reload || !seen.insert(at).second) continue;
+    if (Recipe::of(*at).info().uninitialized) return true;
+    for (std::uint32_t i = 0; i < at->use_count; ++i) {
+      const Value& value = *at->uses()[i].value;
+      if (!value.constant() && !value.resident()) open.push_back(value.producer);
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 void Interception::apply_instruments(Op* kept, Lock& lock) {
   if (session_.options().verify && kept) {
@@ -52,7 +74,7 @@ void Interception::verify_repeats(const Call& call, Op& op, Lock& lock) {
 
 // Of a replay from what the program got, byte for byte; empty where there is none.
 std::string Interception::difference(Op& op, Lock& lock) {
-  if (Recipe::of(op).info().uninitialized) return "";
+  if (rests_on_uninitialized(op)) return "";
   std::vector<Held> held;
   for (std::uint32_t i = 0; i < op.output_count; ++i) {
     if (op.outputs()[i]) held.emplace_back(session_.engine(), *op.outputs()[i]);

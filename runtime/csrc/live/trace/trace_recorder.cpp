@@ -29,7 +29,9 @@ void TraceRecorder::begin(c10::ArrayRef<const void*> arguments, c10::ArrayRef<st
     arguments_.push_back(known ? known : constant(key, 0));
   }
   written_.assign(written.begin(), written.end());
-  for (Bytes bytes : copies) memory_.insert(memory_.end(), {kCopied, bytes});
+  for (Bytes bytes : copies) {
+    if (bytes > 0) memory_.insert(memory_.end(), {kCopied, bytes});
+  }
   running_ = true;
 }
 
