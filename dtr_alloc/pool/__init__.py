@@ -129,7 +129,7 @@ class Pool:
                 f"address_space {format_size(space)} is less than the budget, {format_size(limit)}"
             )
         self._core = _core.Pool(limit, arena, space, device, rdma, exportable)
-        self._device = device
+        self._device = device if arena == "cuda" else 0
 
     @property
     def device(self) -> int:

@@ -123,6 +123,11 @@ def test_a_pool_leaves_the_thread_s_context_as_it_was(cuda: FakeCuda) -> None:
     assert cuda.count("current") == 0
 
 
+def test_only_a_devices_pool_is_on_a_device(cuda: FakeCuda) -> None:
+    assert Pool(PAGE, "cuda", device=1).device == 1
+    assert Pool("1MiB", device=3).device == 0
+
+
 def test_a_dropped_pool_gives_everything_back_with_its_live_blocks(cuda: FakeCuda) -> None:
     pool = Pool(8 * PAGE, "cuda")
     for _ in range(3):
@@ -163,6 +168,22 @@ def test_memory_of_others_is_respected_and_the_error_is_a_memory_error(cuda: Fak
     cuda.set_others(3 * PAGE)
     assert pool.allocate(3 * PAGE) == kept + 2 * PAGE
     pool.check()
+
+
+def test_the_peak_has_the_pages_of_a_request_that_the_device_could_not_serve(
+    cuda: FakeCuda,
+) -> None:
+    pool = Pool(64 * PAGE, "cuda")
+    first, between, last, _ = (pool.allocate(PAGE) for _ in range(4))
+    pool.free(first)
+    pool.free(last)
+    pool.trim()
+    pool.free(between)  # A hole of three pages, of which only the middle one is there.
+    pool.reset_peak()
+    cuda.set_capacity(3 * PAGE)
+    with pytest.raises(MemoryError):
+        pool.allocate(3 * PAGE)
+    assert pool.stats().committed == pool.stats().peak_committed == 3 * PAGE
 
 
 def test_the_pools_own_free_pages_are_used_before_the_device_is_called_full(cuda: FakeCuda) -> None:

@@ -63,17 +63,39 @@ def test_memory_of_a_graph_is_that_of_its_streams_alone_until_the_graph_is_gone(
     assert "no capture into this memory pool is under way" in error[1]
 
 
-def test_a_block_that_branches_of_a_capture_share_is_not_used_again_in_it() -> None:
-    seen = tell(
+def test_the_profiler_hears_of_each_use_of_a_block_of_a_capture() -> None:
+    told = tell(
         """
+        from torch.profiler import ProfilerActivity, profile
+        allocator = swap()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            allocator._core.begin_capture(0, 7, [0])
+            for _ in range(3):
+                allocator.free(allocator.allocate(MIB))
+            allocator._core.end_capture(0, 7)
+        events = profiled.profiler.kineto_results.events()
+        print(json.dumps([event.nbytes() for event in events if event.name() == "[memory]"]))
+        """
+    )
+    assert told == [1 << 20, -(1 << 20)] * 3
+
+
+@pytest.mark.parametrize("shared", ["within", "behind"])
+def test_a_block_that_another_stream_uses_is_not_used_again_in_its_capture(shared: str) -> None:
+    seen = tell(
+        f"""
         allocator = swap()
         core = allocator._core
         core.begin_capture(0, 7, [0])
         a = allocator.allocate(4 * MIB)
+        if {shared == "behind"}:
+            core.end_capture(0, 7)
         if refusal := refused(lambda: core.record_stream(0, a, 4712)):
             print(json.dumps(refusal))
             raise SystemExit
         allocator.free(a)
+        if {shared == "behind"}:
+            core.begin_capture(0, 7, [0])
         again = allocator.allocate(4 * MIB)
         core.end_capture(0, 7)
         core.release_pool(0, 7)

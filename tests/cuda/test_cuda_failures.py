@@ -135,6 +135,19 @@ def test_a_failed_call_leaves_the_pool_whole_and_nothing_behind(cuda: FakeCuda, 
     assert failed > 0 or any(word in name for word in quiet)
 
 
+@pytest.mark.parametrize("name", ["cuEventCreate", "cuEventRecord", "cuEventSynchronize"])
+def test_a_dropped_pool_waits_for_work_although_a_call_fails(cuda: FakeCuda, name: str) -> None:
+    cuda.manual()
+    stream, pool = cuda.stream(), Pool(8 * PAGE, "cuda")
+    block = pool.allocate(PAGE, stream=stream)
+    cuda.write(block, PAGE, 1, stream)
+    pool.free(block)
+    cuda.fail(name, code=2)
+    del pool
+    cuda.finish()
+    assert cuda.faults() == []
+
+
 @pytest.mark.parametrize("name", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
 def test_missing_memory_is_never_more_than_a_memory_error(cuda: FakeCuda, name: str) -> None:
     for after in range(5):

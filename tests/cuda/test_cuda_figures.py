@@ -26,6 +26,9 @@ def test_statistics_are_those_of_the_pool(rematerialize: bool) -> None:
         stats["later"] = torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]
         allocator._core.init()  # As torch does once it has found a device.
         stats["accelerator"] = torch._C._accelerator_getDeviceStats(0)["allocated_bytes"]["all"]
+        allocator.free(b)
+        last = torch._C._cuda_memoryStats(0)
+        stats["freed since"] = [last[of]["all"]["freed"] for of in ("allocation", "active_bytes")]
         stats["largest hole"] = allocator._core.largest_cached(0)  # For cuDNN's benchmark.
         stats["of no bytes"] = allocator._core.allocate(0, 0, 0)
         allocator._core.check(0)
@@ -47,7 +50,8 @@ def test_statistics_are_those_of_the_pool(rematerialize: bool) -> None:
     assert stats["num_ooms"] == 0
     assert stats["later"] == {"current": mib + 512, "peak": mib + 512, "allocated": 0, "freed": 0}
     assert stats["accelerator"] == stats["later"]
-    assert stats["largest hole"] == 63 * mib - 512  # Once pages have moved.
+    assert stats["freed since"] == [1, 512]
+    assert stats["largest hole"] == 63 * mib  # Once pages have moved.
     assert stats["of no bytes"] == 0
 
 
@@ -83,7 +87,7 @@ def test_a_snapshot_has_every_block_and_opens_in_the_visualiser(tmp_path: Path) 
 
 
 def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
-    plain, served, stats = tell(
+    plain, served, counts = tell(
         """
         def fill(allocator):
             for _ in range(8):
@@ -92,7 +96,10 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
         plain = dtr_alloc.allocator("64MiB", rematerialize=False)
         served = swap()
         texts = [fill(plain), fill(served)]
-        print(json.dumps([*texts, torch._C._cuda_memoryStats(0)["num_ooms"]]))
+        counts = [torch._C._cuda_memoryStats(0)["num_ooms"]]
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        counts.append(torch._C._cuda_memoryStats(0)["num_ooms"])
+        print(json.dumps([*texts, counts]))
         """
     )
     assert plain[0] == served[0] == "OutOfMemoryError"
@@ -103,7 +110,18 @@ def test_an_out_of_memory_error_is_torchs_and_says_what_would_do() -> None:
     assert "Raise the budget to at least 65.00 MiB" in served[1]
     told: list[Any] = [torch.OutOfMemoryError(text) for _, text in (plain, served)]
     assert [error.needed for error in told] == [65 << 20] * 2
-    assert stats == 1
+    assert counts == [1, 0]
+
+
+def test_no_budget_is_advised_for_more_than_the_device_has() -> None:
+    plain, served = tell(
+        """
+        kinds = [dtr_alloc.allocator("64MiB", rematerialize=False), swap()]
+        print(json.dumps([refused(lambda: one.allocate(2**63 - 1))[1] for one in kinds]))
+        """
+    )
+    assert "no budget helps" in plain
+    assert "no budget helps" in served
 
 
 def test_a_fraction_and_a_budget_that_changes_both_hold() -> None:

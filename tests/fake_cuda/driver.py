@@ -2,7 +2,7 @@
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,6 +101,11 @@ class FakeCuda:
     def expect(self, address: int, size: int, value: int, stream: int) -> None:
         """Queues a read that must find `value` in every byte, else it is a fault."""
         self.call("fakecuda_expect", address, value, size, stream)
+
+    def host_function(self, function: Callable[[], object]) -> None:
+        """The next host call that waits for an event waits for it, too, in a thread of its own."""
+        self._function = ctypes.CFUNCTYPE(None)(function)
+        self._library.fakecuda_host_function(self._function)
 
     def manual(self, on: bool = True) -> None:
         self._library.fakecuda_manual(int(on))

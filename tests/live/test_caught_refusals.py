@@ -98,7 +98,7 @@ def test_no_budget_is_advised_for_more_than_the_device_has(cuda: FakeCuda) -> No
         with pytest.raises(torch.OutOfMemoryError) as refused:
             torch.empty(4 * GIB, dtype=torch.uint8)
         assert re.search(
-            r"no budget helps\n  asked: 4096\.00 MiB\n  the device has in all: 2048\.00 MiB\n",
+            r"no budget helps\n  asked: 4096\.00 MiB\n  at most possible here: 2048\.00 MiB\n",
             str(refused.value),
         )
         assert "aise the budget" not in str(refused.value)

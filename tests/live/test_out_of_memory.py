@@ -110,6 +110,16 @@ def test_torch_has_the_attributes_as_soon_as_we_are_imported() -> None:
     assert own_process(program).stdout == "None\n"
 
 
+@pytest.mark.parametrize("size", [2**50, 2**62, 2**63 - 1025, 2**63 - 1])
+def test_what_no_budget_serves_says_so(size: int) -> None:
+    with scope("8MiB"):
+        kept = torch.ones(MIB).exp()
+        error = refused(lambda: torch.empty(size, dtype=torch.uint8))
+        assert "no budget helps" in str(error)
+        assert told(error)[:2] == (None, None)
+        assert dtr_alloc.evict(kept)  # Nothing was evicted in vain.
+
+
 def test_what_is_told_is_what_the_text_says() -> None:
     with scope("1MiB"):
         error: Any = refused(lambda: torch.ones(300_001))

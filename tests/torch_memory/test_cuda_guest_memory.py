@@ -260,6 +260,19 @@ def test_an_eviction_waits_for_the_streams_that_read_what_another_made(
         del x, y
 
 
+def test_recomputations_keep_no_events(native: Native, cuda: FakeCuda) -> None:
+    with open_guest(native, on_cuda=True):
+        x = torch.ones(1 << 16).exp()
+        _core.set_host_stream(cuda.stream())
+        y = x + 1
+        _core.set_host_stream(0)
+        for _ in range(50):
+            assert dtr_alloc.evict(y)
+            assert f"{y[0]:.3f}" == "3.718"
+        assert cuda.count("events") < 10
+        del x, y
+
+
 def test_a_stream_that_is_gone_is_not_named_to_torch(native: Native, cuda: FakeCuda) -> None:
     with open_guest(native, on_cuda=True) as opened:
         x = torch.ones(1 << 16).exp()

@@ -185,7 +185,6 @@ void Backing::back(Node* block, bool remap, std::int32_t user) {
   }
   try {
     pages_.commit(run);
-    figures_.peak_committed = std::max(figures_.peak_committed, pages_.committed_bytes());
   } catch (const std::bad_alloc&) {
     const std::int64_t needed = missing();
     const std::int64_t there = releasable() + needed;  // It counts the block's own as committed.

@@ -27,9 +27,8 @@ namespace dtr {
 class Backing {
  public:
   struct Figures {
-    std::int64_t remaps = 0;   // Allocations for which pages of holes moved.
-    Nanos moving{0};           // The host's time for moving pages.
-    Bytes peak_committed = 0;  // The most committed bytes since reset_peak().
+    std::int64_t remaps = 0;  // Allocations for which pages of holes moved.
+    Nanos moving{0};          // The host's time for moving pages.
   };
 
   // `order` is null if no stream uses the arena's memory.
@@ -53,7 +52,6 @@ class Backing {
   void finish_all_moves();  // The host waits for work at old addresses.
 
   const Figures& figures() const { return figures_; }
-  void reset_peak() { figures_.peak_committed = pages_.committed_bytes(); }
   // Throws std::logic_error if an invariant is broken. Adds fences of old_places_ to `fences`.
   void check(bool quarantine, std::vector<Fence>& fences) const;
 

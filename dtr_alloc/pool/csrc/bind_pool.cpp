@@ -1,7 +1,8 @@
 // Binds `_core.Pool`: a pool for Python, which knows blocks by address. An address has no lifetime,
 // so the object keeps the set of addresses that it handed out: a wrong or second free raises an
 // error and corrupts nothing, and the blocks are freed with the object. The set is only touched
-// under the GIL; the pool is called without it, because taking pages away can block.
+// under the GIL. The pool is called without it: a call may wait for the device, whose work may
+// include a Python function, or for another thread that does so with the pool's lock.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -34,6 +35,7 @@ class PyPool {
       : pool_(Pool::create(make_arena(arena, address_space, device, {rdma, exportable}), budget)) {}
 
   ~PyPool() {
+    const py::gil_scoped_release release;
     Pool* pool = pool_.get();
     pool_.reset();
     for (const std::uintptr_t address : addresses_) pool->free(find(pool, address));
@@ -59,11 +61,15 @@ class PyPool {
   }
 
   void record_stream(std::uintptr_t address, Stream stream) {
-    pool_->record_stream(at(address), stream);
+    Block* block = at(address);
+    const py::gil_scoped_release release;
+    pool_->record_stream(block, stream);
   }
 
   std::pair<Bytes, Bytes> free_neighbours(std::uintptr_t address) const {
-    return pool_->free_neighbours(at(address));
+    const Block* block = at(address);
+    const py::gil_scoped_release release;
+    return pool_->free_neighbours(block);
   }
 
   std::vector<std::tuple<std::uintptr_t, Bytes, bool>> snapshot() const {
@@ -152,7 +158,7 @@ void bind_pool(py::module_& m) {
       .def("begin_quarantine", of_pool(&Pool::begin_quarantine), Unlocked())
       .def("end_quarantine", of_pool(&Pool::end_quarantine), Unlocked())
       .def("free_neighbours", &PyPool::free_neighbours, py::arg("address"))
-      .def("snapshot", &PyPool::snapshot)
+      .def("snapshot", &PyPool::snapshot, Unlocked())
       .def("stats", of_pool(&Pool::stats), Unlocked())
       .def("trim", of_pool(&Pool::trim), Unlocked())
       .def("reset_peak", of_pool(&Pool::reset_peak), Unlocked())

@@ -101,7 +101,7 @@ bool GraphMemory::keep(Block* block) {
 void GraphMemory::share(Block* block) {
   const MutexLock lock(mutex_);
   const auto at = blocks_.find(block);
-  if (at != blocks_.end() && route(at->second.stream)) at->second.shared = true;
+  if (at != blocks_.end()) at->second.shared = true;
 }
 
 std::vector<const Block*> GraphMemory::live(Id id) const {

@@ -79,6 +79,7 @@ void Pages::set(Run run, bool committed) {
   }
   if (committed) top_ = std::max(top_, run.end);
   committed_ += committed ? run.size() : -run.size();
+  peak_ = std::max(peak_, committed_);
 }
 
 void Pages::look_again(Run run, bool before) {

@@ -83,6 +83,8 @@ class Pages {
   void set_limit(Bytes bytes) { limit_ = touched(0, bytes).end; }
   std::int64_t committed() const { return committed_; }
   Bytes committed_bytes() const { return committed_ << shift_; }
+  Bytes peak_bytes() const { return peak_ << shift_; }  // The most since reset_peak().
+  void reset_peak() { peak_ = committed_; }
   Bytes bytes(std::int64_t pages) const { return pages << shift_; }
   std::vector<std::pair<Bytes, Bytes>> runs() const;  // Ranges of offsets of committed pages.
   void check() const;                                 // Throws std::logic_error if a bit is wrong.
@@ -103,7 +105,7 @@ class Pages {
   Arena& arena_;
   const int shift_;
   std::int64_t limit_;
-  std::int64_t committed_ = 0;
+  std::int64_t committed_ = 0, peak_ = 0;
   std::atomic<std::int64_t> calls_ = 0;
   std::int64_t top_ = 0;  // No page with this number or above was ever committed.
   const LazyArray<std::uint64_t> bits_;

@@ -45,11 +45,15 @@ Pool::Pool(std::unique_ptr<Arena> arena, Bytes budget)
 }
 
 Pool::~Pool() {
-  try {
-    settle_holes();
-    backing_->finish_all_moves();
-  } catch (const std::exception&) {
-    // The device is gone, or this is a forked child: no work is left that could touch the memory.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      settle_holes();
+      backing_->finish_all_moves();
+      break;
+    } catch (const std::exception&) {
+      // If it fails twice, the device is gone, or this is a forked child: no work is left that could
+      // touch the memory.
+    }
   }
 }
 
@@ -260,7 +264,7 @@ void Pool::list_holes(std::vector<Beside>& holes) const {
 void Pool::reset_peak() {
   const MutexLock lock(mutex_);
   peak_ = live_;
-  backing_->reset_peak();
+  pages_->reset_peak();
   peak_blocks_ = allocations_ - frees_;
 }
 
@@ -283,7 +287,7 @@ PoolStats Pool::stats() const {
       .quarantined = quarantined_,
       .stream_waits = order_ != nullptr ? order_->waits() : 0,
       .allocated = allocated_,
-      .peak_committed = backing_->figures().peak_committed,
+      .peak_committed = pages_->peak_bytes(),
       .peak_blocks = peak_blocks_,
   };
 }

@@ -59,14 +59,14 @@ void bind_requests(pybind11::class_<PyAllocator<Allocator>>& bound) {
             if (!memory) return std::nullopt;
             return memory->stats();
           },
-          py::arg("device"))
+          py::arg("device"), Open())
       .def(
           "check",
           [](Self& self, c10::DeviceIndex device) {
             const Memory* memory = (*self).memory(device);
             if (memory) memory->check();
           },
-          py::arg("device"));
+          py::arg("device"), Open());
 }
 
 }  // namespace dtr

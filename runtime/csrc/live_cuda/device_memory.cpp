@@ -6,6 +6,7 @@
 #include <array>
 
 #include "runtime/csrc/engine/make_room.h"
+#include "runtime/csrc/live/machine/out_of_memory.h"
 #include "runtime/csrc/live/machine/profiler.h"
 
 namespace dtr {
@@ -82,8 +83,12 @@ void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
   if (bytes == 0) return nullptr;
   Bytes asked = static_cast<Bytes>(bytes);
   bool routed = graphs.routing();
+  const auto hand_out = [&](Block* block) {
+    tell_profiler(pool, *block, block->size, c10::Device(c10::kCUDA, device));
+    return pool.data(block);
+  };
   if (routed) {
-    if (Block* block = graphs.take(asked, stream)) return pool.data(block);
+    if (Block* block = graphs.take(asked, stream)) return hand_out(block);
   }
   void* data = nullptr;
   try {
@@ -106,8 +111,7 @@ void* DeviceMemory::allocate(std::size_t bytes, Stream stream) {
   }
   Block* block = pool.find(data);
   if (routed) graphs.adopt(block, stream);
-  tell_profiler(pool, *block, block->size, c10::Device(c10::kCUDA, device));
-  return data;
+  return hand_out(block);
 }
 
 void DeviceMemory::free(void* data) {
@@ -120,7 +124,9 @@ void DeviceMemory::free(void* data) {
 }
 
 void DeviceMemory::refuse(Bytes asked) const {
-  PoolStats now = pool.stats();
+  const PoolStats now = pool.stats();
+  const Bytes most = make_cuda_work(device)->total_memory();
+  if (asked > most) throw_too_large(asked, most, now.budget);
   TORCH_CHECK_WITH(
       OutOfMemoryError, false, "dtr_alloc is out of memory. Raise the budget to at least ",
       now.live + round_to_granule(asked),

@@ -51,7 +51,11 @@ struct DeviceMemory {
 
  private:
   [[noreturn]] void refuse(Bytes asked) const;
-  PoolStats forgotten_{};  // The counts at the last reset_accumulated().
+  std::int64_t evictions() const;
+  struct {
+    PoolStats pool;
+    std::int64_t out_of_memory, evictions;
+  } forgotten_{};  // The counts at the last reset_accumulated().
 };
 
 }  // namespace dtr

@@ -258,12 +258,16 @@ void NativeMemory::record_every_stream(Block* block) {
 
 void NativeMemory::gather_streams(Stream stream) {
   const std::lock_guard lock(mutex_);
-  order_->gather(meet(stream));
+  const std::int32_t number = meet(stream);
+  order_->poll();  // Gives the events of earlier calls back.
+  order_->gather(number);
 }
 
 void NativeMemory::spread_stream(Stream stream) {
   const std::lock_guard lock(mutex_);
-  order_->spread(meet(stream));
+  const std::int32_t number = meet(stream);
+  order_->poll();
+  order_->spread(number);
 }
 
 // Its name must not be told to torch any more, which would record an event on it.

@@ -14,12 +14,13 @@ using c10::CachingAllocator::StatArray;
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::SegmentInfo;
 
-StatArray both(std::int64_t current, std::int64_t peak, std::int64_t allocated) {
+StatArray both(std::int64_t current, std::int64_t peak, std::int64_t allocated,
+               std::int64_t freed) {
   Stat stat;
   stat.current = current;
   stat.peak = std::max(peak, current);
   stat.allocated = allocated;
-  stat.freed = std::max<std::int64_t>(allocated - current, 0);
+  stat.freed = freed;
   StatArray array;
   array[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)] = stat;
   array[static_cast<std::size_t>(c10::CachingAllocator::StatType::LARGE_POOL)] = stat;
@@ -81,22 +82,25 @@ c10::CachingDeviceAllocator::DeviceStats DeviceMemory::stats() const {
   PoolStats now = pool.stats();
   c10::CachingDeviceAllocator::DeviceStats stats;
   std::int64_t segments = static_cast<std::int64_t>(pool.committed_runs().size());
-  std::int64_t blocks = now.allocations - forgotten_.allocations;
-  Bytes bytes = now.allocated - forgotten_.allocated;
-  stats.allocation = both(now.live_blocks, now.peak_blocks, blocks);
+  const PoolStats& then = forgotten_.pool;
+  const Bytes freed = (now.allocated - now.live) - (then.allocated - then.live);
+  stats.allocation = both(now.live_blocks, now.peak_blocks, now.allocations - then.allocations,
+                          now.frees - then.frees);
   stats.active = stats.allocation;
-  stats.allocated_bytes = both(now.live, now.peak, bytes);
+  stats.allocated_bytes = both(now.live, now.peak, now.allocated - then.allocated, freed);
   stats.active_bytes = stats.requested_bytes = stats.allocated_bytes;
-  stats.segment = both(segments, segments, segments);
-  stats.reserved_bytes = both(now.committed, now.peak_committed, now.committed);
+  stats.segment = both(segments, segments, segments, 0);
+  stats.reserved_bytes = both(now.committed, now.peak_committed, now.committed, 0);
   Bytes free = std::max<Bytes>(now.committed - now.live, 0);
-  stats.inactive_split_bytes = both(free, free, free);
-  stats.num_ooms = out_of_memory;
-  if (session) stats.num_alloc_retries = session->stats().evictions;
+  stats.inactive_split_bytes = both(free, free, free, 0);
+  stats.num_ooms = out_of_memory - forgotten_.out_of_memory;
+  stats.num_alloc_retries = evictions() - forgotten_.evictions;
   return stats;
 }
 
-void DeviceMemory::reset_accumulated() { forgotten_ = pool.stats(); }
+void DeviceMemory::reset_accumulated() { forgotten_ = {pool.stats(), out_of_memory, evictions()}; }
+
+std::int64_t DeviceMemory::evictions() const { return session ? session->stats().evictions : 0; }
 
 std::vector<SegmentInfo> DeviceMemory::segments(GraphMemory::Id id) const {
   return id == GraphMemory::Id{0, 0} ? segments_of_pool(*this) : segments_of_graph(*this, id);

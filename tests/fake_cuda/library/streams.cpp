@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "tests/fake_cuda/library/world.h"
@@ -220,8 +222,18 @@ FAKE Result cuEventQuery(Event event) {
   return at->second->complete >= at->second->recorded ? 0 : kNotReady;
 }
 
+FAKE void fakecuda_host_function(void (*function)()) { world.host_function = function; }
+
 FAKE Result cuEventSynchronize(Event event) {
   ENTER(cuEventSynchronize);
+  if (world.host_function) {
+    std::packaged_task<void()> task(std::exchange(world.host_function, nullptr));
+    const std::future<void> done = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (done.wait_for(std::chrono::seconds(10)) != std::future_status::ready) {
+      world.faults.push_back("a host function waits for a lock of the thread that waits for it");
+    }
+  }
   const auto at = world.events.find(event);
   INSIST(at != world.events.end(), kInvalidHandle);
   if (world.timed) wait_until(at->second->at);

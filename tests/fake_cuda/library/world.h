@@ -155,6 +155,7 @@ struct World {
   std::map<std::string, long> calls;
   std::map<std::string, Injection> injections;
   std::set<std::string> dropped;
+  void (*host_function)() = nullptr;  // Work that the next host call waits for.
   std::vector<std::string> faults;
 };
 

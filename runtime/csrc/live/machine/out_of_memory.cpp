@@ -78,10 +78,10 @@ void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
       "\n  the machine has no more, and nothing is left to evict: ", machine);
 }
 
-void throw_device_is_too_small(const Refusal& refusal, Bytes device) {
+void throw_too_large(Bytes asked, Bytes most, Bytes budget) {
   DTR_OUT_OF_MEMORY("Ask for less, as with a smaller batch; no budget helps\n  asked: ",
-                    enough_mib(refusal.asked), "\n  the device has in all: ", in_mib(device),
-                    "\n  budget: ", in_mib(refusal.pool.budget));
+                    enough_mib(asked), "\n  at most possible here: ", in_mib(most),
+                    "\n  budget: ", in_mib(budget));
 }
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {

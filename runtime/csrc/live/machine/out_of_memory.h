@@ -29,10 +29,10 @@ struct Refusal {
   Bytes least_budget() const;  // The least budget that would have served the request.
 };
 
-// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `device`: the device's
-// bytes. Nothing is evicted "here": in a Python mode or subclass, whose operators old torch hides.
+// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `most`: the most bytes that
+// a request can get there. Nothing is evicted "here": in a Python mode or subclass, whose operators old torch hides.
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
-[[noreturn]] void throw_device_is_too_small(const Refusal& refusal, Bytes device);
+[[noreturn]] void throw_too_large(Bytes asked, Bytes most, Bytes budget);
 [[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);

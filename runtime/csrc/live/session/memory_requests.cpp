@@ -25,7 +25,7 @@ void* MemoryRequests::allocate(std::size_t bytes, Stream stream) {
     const std::int64_t begin = ticks();
     Guard guard(locks_);
     const Nanos moved = memory_.moving();
-    if (!fails) block = find_room(asked, stream, shortage, guard);
+    if (!fails && asked <= kLargestBudget) block = find_room(asked, stream, shortage, guard);
     moving_ += memory_.moving() - moved;
     const std::int64_t passed = ticks() - begin;
     search_ticks_ += passed;
@@ -107,15 +107,15 @@ void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
   const Bytes made = memory_.is_torchs() ? 0 : thread.made.bytes();
   const std::vector<std::string> exposures = notes_.exposures();
   const Refusal refusal{.asked = asked,
-                        .charge = memory_.charge(asked),
+                        .charge = asked > kLargestBudget ? asked : memory_.charge(asked),
                         .pool = pool,
                         .locked = locked,
                         .made = std::clamp<Bytes>(pool.live - locked, 0, made),
                         .largest_operator = engine_.stats().largest_operator,
                         .full_swap = swap_ ? swap_->full() : 0,
                         .exposures = exposures};
-  // What no such device has is refused without us as well.
-  const Bytes most = device_.work ? device_.work->total_memory() : asked;
+  // What no such machine has is refused without us as well.
+  const Bytes most = device_.work ? device_.work->total_memory() : kLargestBudget;
   if (asked <= most) thread.refused = std::max(thread.refused, asked);
   if (!shortage.empty()) {
     thread.at_least = 0;
@@ -123,7 +123,7 @@ void MemoryRequests::out_of_memory(Bytes asked, const std::string& shortage) {
   }
   if (asked > most) {
     thread.at_least = 0;
-    throw_device_is_too_small(refusal, most);
+    throw_too_large(asked, most, pool.budget);
   }
   if (thread.handled) throw_nothing_is_evicted_here(refusal);
   thread.at_least = std::max(thread.at_least, refusal.least_budget());
