@@ -208,7 +208,11 @@ def _until_last_mark(trace: Trace) -> tuple[Instruction, ...]:
 
 
 def _shape(items: tuple[Instruction, ...]) -> list[Any]:
-    return [(item.name, item.args) if isinstance(item, (Call, Mutate)) else item for item in items]
+    def of(item: Instruction) -> object:
+        made = item.results if isinstance(item, Call) else ()
+        return (item.name, item.args, made) if isinstance(item, (Call, Mutate)) else item
+
+    return [*map(of, items)]
 
 
 def _least_of_each(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:

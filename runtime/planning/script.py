@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,8 +34,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+import dtr_alloc
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.adapters import compiled_code
+from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.planning.profile import TRIED_SHARE, Profile, Recorded, shares, warn_of_trial
 from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
@@ -105,21 +107,30 @@ def _recorded(row: dict[str, Any], log: Path) -> Recorded:
     return Recorded(Trace.load(log), row["warm_marks"], len(times), times, *figures)
 
 
+# Without this folder on the path: a module of the script's may have the name of one that torch
+# imports. What runs the script puts its own folder there.
+_START = f"""
+import sys
+here = [] if getattr(sys.flags, "safe_path", False) else [sys.path.pop(0)]
+from {__name__} import main
+sys.path[:0] = here
+main()
+"""
+
+
 def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -> dict[str, Any]:
     out.unlink(missing_ok=True)
-    command = [sys.executable, "-m", __name__, str(out), json.dumps(options), script, *args]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-        env=os.environ | {"DTR_ALLOC_PLANNING": "1"},
-    )
+    told = out.with_name("told.txt")  # A pipe stays open as long as any process of the script.
+    with open(told, "wb") as file:
+        code = subprocess.call(
+            [sys.executable, "-c", _START, str(out), json.dumps(options), script, *args],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"DTR_ALLOC_PLANNING": "1"},
+        )
     if not out.exists():
-        last = "\n".join(done.stdout.splitlines()[-12:])
-        raise ScriptError(f"{script} exited with {done.returncode} in its first steps:\n{last}")
+        last = "\n".join(told.read_text(errors="replace").splitlines()[-12:])
+        raise ScriptError(f"{script} exited with {code} in its first steps:\n{last}")
     row: dict[str, Any] = json.loads(out.read_text())
     if row.get("problem"):
         raise ScriptError(f"{script} {row['problem']}")
@@ -182,9 +193,10 @@ class _Watch:
                 mark()
 
     def figures(self) -> dict[str, Any]:
-        """What there is to say of it; of a program without a second step, of all of it."""
+        """What there is to say of it: of its steps but the first; of a program with one step, of
+        that; of one without, of all of it."""
         warm_marks = int(self.stepped > 1)
-        steady = self.marks[1 : 1 + self.stepped] if warm_marks else self.marks
+        steady = self.marks[1 : 1 + self.stepped] if warm_marks else self.marks[:2]
         times = [at for at, _ in steady]
         step_ns = tuple(after - before for before, after in pairwise(times))
         first, last = steady[0][1], steady[-1][1]
@@ -217,7 +229,8 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         if log is None:
             with measure() as closed:
                 pass
-            with watch(None):
+            with watch(None), closing(Undo()) as undo:
+                undo.replace(dtr_alloc, "current_session", lambda: closed)
                 yield closed  # It counts nothing: this is plain torch.
             return
         opened = _on_cuda(within) if on_cuda else rematerialize(within, recordable=recordable)

@@ -217,9 +217,10 @@ class EvictsBetween(nn.Module):
         self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.first(x)
-        dtr_alloc.evict(made)
-        return self.second(made)
+        first: Tensor = self.first(x)
+        dtr_alloc.evict(first)
+        second: Tensor = self.second(first)
+        return second
 
 
 def test_the_tracer_sees_no_recomputation() -> None:

@@ -31,8 +31,8 @@ from dtr_alloc.runtime.planning.report import suggestion
 from dtr_alloc.runtime.scope import swapping
 from dtr_alloc.runtime.simulate.link import Link
 from dtr_alloc.runtime.trace import Trace
-from dtr_alloc.runtime.trace.format import Call, Release, Result
-from tests.support.plan_profiles import KIB, PEAK, SECOND, STEP, first_needed_again, profile_of
+from dtr_alloc.runtime.trace.format import Call, Instruction, Release, Result
+from tests.support.plan_profiles import KIB, PEAK, SECOND, STEP, profile_of
 
 
 @pytest.fixture(autouse=True)
@@ -279,11 +279,21 @@ def test_of_several_rounds_the_least_of_each_time_counts() -> None:
     assert [trace.instructions[-1] for trace in profile.traces] == [STEP, STEP]
     assert (profile.eager_ns, profile.scope_ns) == ((3, 8), (30, 20))
     assert profile.kernel_ratio == pytest.approx(50 * 0.55 / (5 + 6))
-    other = Recorded(Trace((*first_needed_again(0), STEP)), 1, 2, (9, 50), 0.5, 4)
-    profile = Profile.of([], [runs[0], other])
-    (quickest,) = profile.traces
-    assert quickest.instructions == (*first_needed_again(0), STEP)
-    assert profile.scope_ns == (9, 50)
+
+
+def test_of_rounds_that_differ_the_quickest_counts() -> None:
+    def run(size: int, *more: Instruction, step_ns: tuple[int, int]) -> Recorded:
+        step = Call("f", (), (Result("x", size, -1),), 5)
+        return Recorded(Trace((step, *more, STEP)), 0, 1, step_ns, 0.5, size)
+
+    first = run(KIB, step_ns=(50, 50))
+    for other in (
+        run(KIB, Call("g", ("x",), (), 1), step_ns=(9, 50)),
+        run(2 * KIB, step_ns=(50, 9)),
+    ):
+        profile = Profile.of([], [first, other])
+        assert profile.traces == (other.trace,)
+        assert profile.scope_ns == other.step_ns
 
 
 @pytest.mark.parametrize("eager", [[], [(4, 4)]])
