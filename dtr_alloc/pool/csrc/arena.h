@@ -78,7 +78,7 @@ class Arena {
   // Returns prices measured on this machine if the arena could measure, else MovePrices::usual.
   virtual MovePrices move_prices() const { return MovePrices::usual(page()); }
 
-  // Tells the arena how long, by now(), the host took to move `pages` pages; 0: to call leave().
+  // Tells the arena how long, by now(), the host took to move `pages` pages, or for leave() (if 0).
   virtual void note_move(std::int64_t /*pages*/, Nanos /*took*/) {}
   virtual Nanos now() const { return std::chrono::steady_clock::now().time_since_epoch(); }
 
@@ -94,12 +94,12 @@ constexpr Bytes kArenaAlignment = Bytes{1} << 30;
 constexpr Bytes kVirtualBegin = Bytes{1} << 48;
 constexpr Bytes kVirtualEnd = Bytes{1} << 49;
 
-// The functions below round `capacity` up to a page, and throw std::invalid_argument unless it is
-// above 0 and at most kMaxCapacity. This is a quarter of a process's addresses on x86-64 (47 bits),
-// since a pool's tables and pools of earlier scopes that still live need addresses, too.
+// The make functions below round `capacity` up to a page, and throw std::invalid_argument unless it
+// is above 0 and at most kMaxCapacity: a quarter of a process's addresses on x86-64 (47 bits),
+// since tables of pools, and earlier scopes' pools that are still in use, need addresses, too.
 constexpr Bytes kMaxCapacity = Bytes{32} << 40;
 
-// The largest budget. A scope's pool with it can still reserve twice as many addresses.
+// With this budget, a scope's pool can still reserve twice as many addresses as the budget's bytes.
 constexpr Bytes kLargestBudget = kMaxCapacity / 2;
 
 // Returns how many bytes of addresses a pool reserves for a budget: twice as many and some more, so
@@ -118,7 +118,7 @@ bool host_pages_move();
 std::unique_ptr<Arena> make_virtual_arena(Bytes capacity, Bytes page = 512);
 
 // Says who may access a device's pages besides the device itself. Libraries that register memory
-// may need this. The driver must know it when a page is made.
+// may need these flags. The driver must know them when a page is made.
 struct PageUses {
   bool rdma = false;        // A network card may access pages (GPUDirect RDMA).
   bool exportable = false;  // Another process may map pages, by a POSIX file descriptor.

@@ -2,14 +2,14 @@
 // block) to fill with pages of other holes, estimates the cost, and moves the pages.
 //
 // The class relies on one fact: a page that no live block touches lies wholly inside one hole,
-// because adjacent holes merge. So live blocks need all pages except those inside holes, and a few
-// counts of pages tell whether a given hole can be filled.
+// because adjacent holes merge. So live blocks need all pages except those inside holes. A few
+// counts of pages tell whether there are enough pages for a given hole.
 //
 // On a device, work in a stream may still use a moved page at its old address. So the page stays
 // mapped there and is mapped at its new address, too. The stream that gets the page waits for that
-// work. The host seldom does: a later request unmaps the old address when the work is done. The
+// work. The host seldom waits: a later request unmaps the old address after the work is done. The
 // host waits only before it releases pages, or if a block needs pages at an old address. The block
-// that gets the page, and a hole on the same page, also get the work's fence (streams.h).
+// that gets the page, and a hole that shares a page with it, get the work's fence (streams.h).
 //
 // All members are called with the pool's lock held.
 
@@ -35,16 +35,16 @@ class Backing {
   Backing(Arena& arena, const Holes& holes, Pages& pages, StreamOrder* order)
       : arena_(arena), holes_(holes), pages_(pages), order_(order) {}
 
-  // Of all ends of holes where moved pages can back `size` bytes, returns the one that lacks the
-  // fewest pages. If there is no such end, the hole of the returned Site is null.
+  // Of the low and high ends of holes that can back `size` bytes after moves, returns the one that
+  // lacks the fewest pages. If there is no such end, the hole of the returned Site is null.
   Site site_after_moves(Bytes size) const;
   // Returns the cost of moving pages to site_after_moves(size); kCannotMove if its hole is null.
   Nanos move_price(Bytes size, const MovePrices& prices) const;
   // Gives a block its pages; `user` is the stream that it is allocated on. Takes pages from holes
   // if the machine has no more, or if `remap` is set and new pages would exceed the limit.
   void back(Node* block, bool remap, std::int32_t user);
-  // After a free, releases pages of the new hole until the limit holds again. Other holes have no
-  // pages then, because a request takes all pages of holes before it exceeds the limit.
+  // After a free, releases pages of the new hole until the limit holds again. While the limit is
+  // exceeded, no other hole has pages: a request first takes all pages of holes.
   void give_surplus_back(Node* hole);
   std::int64_t give_back(std::int64_t most);  // Releases pages of holes; returns how many.
 

@@ -1,9 +1,9 @@
 // Keeps the descriptors (Node) of a pool's blocks, and finds a block by its address in O(1).
 //
 // Two arrays outside the arena have room for all its blocks. They take memory only where touched,
-// so those of a 64 GiB arena cost nothing until it is used. One holds the Nodes, each 64 bytes (a
-// cache line); a new block takes the Node freed last. The other has 4 bytes for each granule: the
-// index of the live block that starts there. Neither array moves, so a Block* stays valid and
+// so those of a 64 GiB arena cost nothing until it is used. One holds the Nodes of 64 bytes (a
+// cache line); a new block takes the Node freed last. The other has 4 bytes per granule (512
+// bytes): the index of the live block there. Neither array moves, so a Block* stays valid and
 // find() needs no lock. Beyond 2^32 - 1 blocks (256 GiB of Nodes), make() throws std::bad_alloc.
 
 #pragma once

@@ -1,6 +1,6 @@
-// Keeps the blocks of captured CUDA graphs, and of torch's MemPools, which use the same calls.
-// Torch gives each graph a private pool, named by an Id. During a capture, requests on some streams
-// are routed to a private pool, and the blocks that they get belong to it.
+// Keeps the blocks of captured CUDA graphs, and of torch's MemPools, for which torch makes the same
+// calls as for graphs. Torch gives each graph a private pool, named by an Id. During a capture,
+// requests on some streams are routed to a private pool, and the blocks that they get belong to it.
 //
 // A captured kernel runs later, again and again, on the addresses it was captured with. So a block
 // allocated in a capture does not return to the Pool when it is freed. The block waits here until
@@ -32,10 +32,10 @@ class GraphMemory {
   explicit GraphMemory(Pool& pool) : pool_(pool) {}
 
   // Until end(), routes requests on streams for which `filter` is true to the private pool `id`.
-  // Also begins a use of `id`, which release() ends.
+  // Also counts one more use of `id`, until release().
   void begin(Id id, Filter filter);
   void end(Id id);  // Throws std::invalid_argument without a begin().
-  void use(Id id);  // Begins another use.
+  void use(Id id);  // Counts one more use.
   // Ends a use. After the last one, frees the waiting blocks, and live blocks become ordinary. The
   // graph may still run on any stream, so reuse of a block then waits for all known streams.
   void release(Id id);

@@ -1,11 +1,11 @@
 // Keeps holes (free blocks) ordered by size, then by address: a sorted set with numbers as keys.
 //
-// An allocation and its free together use the set four times. When the set was a red-black tree,
-// which follows a dozen pointers for each use, it took a third of the pool's time. Instead we keep
-// sorted keys in chunks of up to 128. A key is 128 bits: the hole's size, then its offset. A search
-// is two binary searches: over the last keys of all chunks, then in one chunk. An insertion moves
-// half of a chunk's keys on average. About one insertion in 64 also splits a full chunk and moves
-// half of the list of chunks, which is short.
+// To allocate a block and free it later takes four operations on the set. When the set was a
+// red-black tree, which follows a dozen pointers in each operation, it took a third of the pool's
+// time. Instead we keep sorted keys in chunks of up to 128. A key is 128 bits: the hole's size,
+// then its offset. A search is two binary searches: over the last keys of all chunks, then in one
+// chunk. An insertion moves half of a chunk's keys on average. About one insertion in 64 also
+// splits a full chunk and moves half of the list of chunks, which is short.
 
 #pragma once
 

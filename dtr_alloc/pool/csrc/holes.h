@@ -2,9 +2,9 @@
 //
 // Most requests are small (such as scalar arguments of operators), and have few different sizes. So
 // holes below 64 granules (32 KiB) are in lists, one list for each size. A word has a bit for each
-// size whose list is not empty, and one instruction on the word finds the smallest size that fits.
-// The hole freed last comes first in its list, since it is likely still in the cache. Larger holes
-// are in a HoleOrder: by size, then by address.
+// list, set unless the list is empty. So one instruction finds the smallest size that fits. The
+// hole freed last comes first in its list, since it is likely still in the cache. Larger holes are
+// in a HoleOrder: by size, then by address.
 //
 // Also counts the pages that lie wholly inside holes. Every other page holds some live byte.
 

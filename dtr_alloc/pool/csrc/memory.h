@@ -6,7 +6,7 @@
 // them (live_cuda/native_memory.h). Memory has the members that both kinds support. To choose
 // victims beside holes, or to move pages, a session needs the pool that pool() returns.
 //
-// Only data() is not virtual, as it runs several times per operator: it adds a base to an offset.
+// data() is not virtual, as it runs several times per operator: it adds a base to an offset.
 
 #pragma once
 
@@ -31,12 +31,12 @@ struct Block {
   bool free = true;
   bool quarantined = false;  // Freed in a graph capture; becomes a hole after it.
   Fence fence = 0;           // The streams that use or used the block (streams.h).
-  void* owner = nullptr;     // The value that can be evicted (graph/owner.h), or null.
+  void* owner = nullptr;     // The evictable value in the block (graph/owner.h), or null.
 };
 
-// How a pool may get a block's pages: kCommitted within the page limit, kRemap also from holes,
-// kBeyond also beyond the limit (pool.h). In torch's device memory, only kBeyond asks torch for as
-// much as torch refused before (live_cuda/native_memory.h). Torch's host memory ignores `fit`.
+// A pool's block may get new pages within the limit (kCommitted), also pages of holes (kRemap),
+// also new ones beyond the limit (kBeyond; pool.h). In torch's device memory, only kBeyond may
+// exceed the cap that refusals set (live_cuda/native_memory.h). Torch's host memory ignores `fit`.
 enum class Fit { kCommitted, kRemap, kBeyond };
 
 struct PoolStats {
@@ -53,8 +53,8 @@ struct PoolStats {
   std::int64_t peak_blocks;
 };
 
-// Is told of each block as it begins or ceases to count in live(), in that order. Called with the
-// memory's mutex held, so it must not call the memory.
+// Is told of each block that enters or leaves live(), in the order in which live() changes. Called
+// with the memory's mutex held, so it must not call the memory.
 class BlockWatcher {
  public:
   virtual ~BlockWatcher() = default;
@@ -72,7 +72,7 @@ class Memory {
   };
   using Handle = std::unique_ptr<Memory, Retire>;
 
-  // Call it before the first block is allocated. Torch's device memory tells nothing.
+  // Call it before the first block is allocated. Torch's device memory never calls the watcher.
   void watch(std::shared_ptr<BlockWatcher> watcher) { watcher_ = std::move(watcher); }
 
   // Returns null if live() + size, rounded to granules, would exceed the budget, or if a pool has
@@ -80,9 +80,9 @@ class Memory {
   // for a block that the budget allows. Throws std::invalid_argument if size is negative.
   virtual Block* allocate(Bytes size, Fit fit, Stream stream) = 0;
   virtual void free(Block* block) = 0;
-  // Returns the live block that starts at `data`, or null. In torch's host memory, does not find a
-  // block that a session tracks: the session's value knows it. In torch's device memory, finds only
-  // such blocks, since torch does not tell us when it frees others.
+  // Returns the live block that starts at `data`, or null. Torch's host memory does not find a
+  // block that a session tracks: the session finds it by its value. Torch's device memory finds
+  // only such blocks, since torch does not tell us when it frees others.
   virtual Block* find(const void* data) const = 0;
   // Stops counting the block in live() for good. Returns false except in torch's host memory.
   virtual bool let_go(Block*) { return false; }

@@ -6,8 +6,8 @@
 //
 // UFFDIO_MOVE needs a userfaultfd descriptor, with which the range is registered. We register it
 // for write protection but protect no page, so we never have to handle a fault. The class must not
-// move huge pages: kernels before the autumn of 2025 may crash if they migrate a huge page at the
-// same time. Source: Documentation/admin-guide/mm/userfaultfd.rst of Linux.
+// move huge pages: Linux before the autumn of 2025 may crash if it migrates a huge page while we
+// move it. Source: Documentation/admin-guide/mm/userfaultfd.rst of Linux.
 
 #pragma once
 

@@ -1,11 +1,11 @@
-// Keeps a bit for each page of an arena, set while the page is committed, and a second bit for each
-// word of 64 such bits, set while all 64 are. Also stores the limit on committed pages.
+// Keeps a bit for each page of an arena, set while the page is committed. A second array has a bit
+// for each word of 64 such bits, set while all 64 are set. Also stores the limit on pages.
 //
 // The limit is the budget rounded up to a page; the pool decides when to exceed it. A page may be
 // released only if it lies wholly inside a hole (free block), so pages that live blocks touch are
 // always committed. Pages of holes stay committed, too, until the pool needs them elsewhere or
 // trims them, because each release or commit calls the operating system or the driver. To check
-// that a block's pages are committed, we read a word of each kind of bits per 4,096 pages.
+// that a block's pages are committed, we read one word of each array per 4,096 pages.
 
 #pragma once
 
@@ -68,8 +68,8 @@ class Pages {
   void commit(Run run) {
     if (!all_committed(run)) commit_missing(run);
   }
-  // Moves up to `most` committed pages of `from`, highest first, to where `to` lacks pages (at
-  // least `most`). Returns how many moved. Before each run of pages moves, calls about(run).
+  // Moves up to `most` committed pages of `from`, highest first, into gaps of `to`, which must lack
+  // `most` or more. Returns how many moved. Before each run of pages moves, calls about(run).
   std::int64_t move(Run from, Run to, std::int64_t most, const std::function<void(Run)>& about);
   void leave(Run old) {
     ++calls_;

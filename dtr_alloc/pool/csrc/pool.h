@@ -10,13 +10,13 @@
 //
 // The budget bounds the bytes in live blocks. Rounded up to a page, it is also the limit on
 // committed pages; the arena reserves more addresses. With Fit::kCommitted, a request takes only a
-// hole that needs no page beyond this limit. If there is none, Fit::kRemap takes the end of a hole
-// that lacks the fewest pages, and moves pages of holes there, those of the largest hole first. A
-// page that a live block shares with a hole cannot move. So the budget may have bytes left when no
-// page can move; only then Fit::kBeyond exceeds the page limit. At that point live blocks touch all
-// committed pages, so only free bytes on these pages exceed the budget. Such a page is released
-// when the blocks on it are freed. Torch's own allocators hold such free bytes, too, and count them
-// as reserved. To refuse a request that fits the budget would be worse.
+// hole that needs no page beyond this limit. If there is none, Fit::kRemap takes, of all ends of
+// holes, the one that lacks the fewest pages. It moves pages of holes there, those of the largest
+// hole first. A page that a live block shares with a hole cannot move. So the budget may have bytes
+// left when no page can move; only then Fit::kBeyond exceeds the page limit. At that point live
+// blocks touch all committed pages, so only free bytes on these pages exceed the budget. Such a
+// page is released when the blocks on it are freed. Torch's own allocators hold such free bytes,
+// too, and count them as reserved. To refuse a request that fits the budget would be worse.
 //
 // On a device, work that uses a block may still wait in a stream when the block is freed. The
 // stream that a block was allocated on may reuse its bytes at once; any other stream is made to
@@ -41,9 +41,9 @@
 
 namespace dtr {
 
-// Says which hole a block is cut from, and at which end. kLow takes the lowest hole that is large
-// enough, kHigh the highest, in O(blocks) time: this keeps blocks of different lifetimes apart. On
-// a device, or if pages must move, they mostly take the hole of kBestFit.
+// Keeps blocks of different lifetimes apart. kLow cuts a block from the low end of the lowest hole
+// that fits, kHigh from the high end of the highest, in O(blocks) time. On a device, or if pages
+// must move, both mostly take the hole that kBestFit takes.
 enum class Place { kBestFit, kLow, kHigh };
 
 struct Node;
@@ -79,7 +79,7 @@ class Pool final : public Memory {
   };
   void list_holes(std::vector<Beside>& holes) const;
 
-  // Notes that `stream` uses the block, too: reuse will wait for its work given before free().
+  // Notes that `stream` uses the block, too: reuse will wait for its work submitted before free().
   void record_stream(Block* block, Stream stream) override;
   void record_every_stream(Block* block) override;  // All known streams may use the block.
   void meet_stream(Stream stream) override;         // Makes a stream known before it uses blocks.
@@ -106,7 +106,7 @@ class Pool final : public Memory {
   // Bounds live bytes and pages by `limit` from now on; live blocks stay. Throws
   // std::invalid_argument unless 0 <= limit <= largest_budget().
   void set_limit(Bytes limit) override;
-  // When a scope ends: raises the budget to the arena's capacity, so tensors that outlive it fit.
+  // Raises the budget to the arena's capacity, so that the tensors that outlive a scope fit.
   void lift_budget();
 
   Bytes trim() override;  // Releases the pages of holes; returns the bytes released.
@@ -124,7 +124,7 @@ class Pool final : public Memory {
   std::vector<Block> snapshot() const;  // All blocks in address order.
   // Walks over all blocks in address order, to find neighbours whose eviction makes a hole of
   // `bytes`. Calls visit(size, owner) for each block: a hole has a null owner, a live block without
-  // an owner has size 0. If new pages are short, a hole is visited in parts, and parts without
+  // an owner has size 0. If few new pages are left, a hole is visited in parts, and parts without
   // pages have size 0. `visit` must not call the pool.
   template <class Visit>
   Visit each_extent(Bytes bytes, Visit visit) const;
@@ -140,8 +140,8 @@ class Pool final : public Memory {
 
   // Take and release the locks of all pools around fork(), so that a child never inherits a lock
   // that no thread will release. Calls nest. The library registers both with pthread_atfork when it
-  // loads. Before a fork, handlers registered later run earlier. If a lock is held while a pool is
-  // called, register handlers for it later: then a fork takes it before the pools' locks.
+  // loads. Before a fork, handlers registered later run earlier. If you call a pool with a lock of
+  // yours held, register that lock's handlers later: then a fork takes your lock first.
   static void lock_all() DTR_UNCHECKED;
   static void unlock_all() DTR_UNCHECKED;
 
@@ -169,7 +169,7 @@ class Pool final : public Memory {
   mutable Mutex mutex_;
 
   // Guarded by: nothing: const
-  // mutex_ guards the objects they point to, except arena constants, Blocks::find and Pages::calls.
+  // mutex_ guards what these point to, except the arena's constants, Blocks::find and Pages::calls.
   const std::unique_ptr<Arena> arena_;
   const std::unique_ptr<Blocks> blocks_;
   const std::unique_ptr<Holes> holes_ DTR_POINTS_TO_GUARDED_BY(mutex_);
@@ -179,11 +179,11 @@ class Pool final : public Memory {
 
   // Guarded by: nothing: atomic
   // Written with mutex_ held.
-  std::atomic<Bytes> limit_;  // What budget() returns; at most budget_.
+  std::atomic<Bytes> limit_;  // The limit set last; at most budget_.
   std::atomic<bool> many_streams_ = false;
 
   // Guarded by: mutex_
-  Bytes budget_ DTR_GUARDED_BY(mutex_);
+  Bytes budget_ DTR_GUARDED_BY(mutex_);  // What largest_budget() returns.
   Block* first_ DTR_GUARDED_BY(mutex_);  // The block at offset 0.
   Bytes live_ DTR_GUARDED_BY(mutex_) = 0;
   Bytes peak_ DTR_GUARDED_BY(mutex_) = 0;

@@ -1,6 +1,6 @@
 // Walks over the blocks of a pool, to find neighbours to evict together. The walk is a template, so
-// that the compiler inlines the caller's code. A search takes a few nanoseconds a block; with a
-// list of blocks, it would take twice as long.
+// that the compiler inlines the caller's code. A search takes a few nanoseconds a block. If it
+// copied the blocks to a list first, it would take twice as long.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace dtr {
 
-// Calls visit(bytes, owner) for all blocks from `first` on; 0 bytes for a live one without owner.
+// Calls visit(bytes, owner) for all blocks from `first` on; a live one without owner has 0 bytes.
 template <class Visit>
 [[gnu::noinline]] Visit each_block(const Block* first, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {
@@ -20,7 +20,7 @@ template <class Visit>
   return visit;
 }
 
-// Does the same, but splits holes into parts with pages and parts without, visited with 0 bytes.
+// Does the same, but splits holes into parts with and without pages; the latter have 0 bytes.
 template <class Visit>
 [[gnu::noinline]] Visit each_backed_part(const Block* first, const Pages& pages, Visit visit) {
   for (const Block* block = first; block != nullptr; block = block->next) {

@@ -5,8 +5,8 @@
 // work, and so must the host before it releases a page of the block. So every block has a fence.
 // For each stream that used the block's bytes, the fence holds the number of an event that comes
 // after these uses. A stream's events are numbered in the order of recording. The number may be
-// that of the stream's next event: we record it only when another stream or the host must wait,
-// once for all blocks freed before. A program that stays on one stream records no events.
+// that of the stream's next event. We record it only when another stream or the host must wait: it
+// serves all blocks freed before. A program on one stream records no events.
 //
 // The invariant, which every member function keeps:
 //   for each stream s that used a byte of a free block, the fence of the block has a number k, and
@@ -64,7 +64,7 @@ class StreamOrder {
   // it among all streams, so that nobody waits for unrelated copies.
   void set_apart(Stream stream);
 
-  // Returns the fence of a new block, whose only user is `stream`. `now`: its fence so far, or 0.
+  // Returns the fence of a new block, whose only user is `stream`. `now`: its old fence, or 0.
   Fence allocated(Fence now, std::int32_t stream);
   void used(Fence fence, std::int32_t stream);  // Adds `stream` to the users of a live block.
   void shared(Fence fence);                     // Adds all streams that are not set apart.
@@ -73,8 +73,8 @@ class StreamOrder {
   // Makes `stream` a live block's only user. It must already wait for all streams that used it.
   void hand_over(Fence fence, std::int32_t stream) { fences_[fence].assign(1, {stream, 0}); }
   // Sets the numbers in a freed block's fence: for the stream that allocated it, that of the next
-  // event. For other streams, records an event now: they seldom allocate, so their next event would
-  // come late. Never throws: if recording fails, the number is that of the next event.
+  // event. For other streams, records an event now: one recorded when somebody waits would also
+  // follow later work. Never throws: if recording fails, the number is that of the next event.
   void freed(Fence fence);
   Fence join(Fence a, Fence b);  // Returns the union, which replaces a and b.
 
@@ -117,7 +117,7 @@ class StreamOrder {
     bool retired = false;
     Number done = 0;
     std::deque<void*> outstanding;
-    std::vector<Number> waited;  // Of each stream, the last event that this one waits for.
+    std::vector<Number> waited;  // By stream: its last event that this one waits for.
 
     Number recorded() const { return done + outstanding.size(); }
   };

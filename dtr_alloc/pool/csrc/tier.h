@@ -8,9 +8,9 @@
 // makes later work of the stream `reader` wait for it.
 //
 // The device may be far behind the host. A write should wait only for the work that made its bytes,
-// not for all work given to the device since. So mark(), called after operators, now and then
-// records an event and the time by a clock that never goes back. A write says when its bytes were
-// made; its copy waits for the first event of a later time (one of the same time may be too early).
+// not for all work given to the device since. So after some operators mark() records an event with
+// the time, by a clock that never goes back. A write gets the time when its bytes were made. Its
+// copy waits for the first event of a later time (one of the same time may be too early).
 
 #pragma once
 
@@ -36,10 +36,10 @@ class Tier {
   virtual Room reserve(Bytes bytes) = 0;  // Throws nothing.
   virtual void give_back(Room& room) = 0;
 
-  static constexpr Nanos kUnknown = Nanos::max();  // As `made`: wait for all work so far.
+  static constexpr Nanos kUnknown = Nanos::max();  // For `made`: wait for all work so far.
   // The next three throw std::runtime_error if the system or the driver fails, and then change
   // nothing. `from` is the start of a live block. `to` is the start of a block that was allocated
-  // on the stream arrives_on(reader); on a device it may be freed before the copy ends. While a
+  // on the stream arrives_on(reader); a device's block may be freed before the copy ends. While a
   // thread reads, another may make any call for another room.
   virtual void write(Room& room, const void* from, Bytes bytes, Nanos made) = 0;
   virtual void begin_read(Room& room, void* to, Bytes bytes) = 0;
@@ -72,8 +72,8 @@ class Tier {
   Speed speed_;
 };
 
-// Makes the second tier of a CUDA device's pool: host memory, all of which is page-locked now, if
-// possible on the device's NUMA node. The pool must outlive the tier. If the driver or the machine
+// Makes the second tier of a CUDA device's pool: host memory, all of it page-locked at once, and on
+// the device's NUMA node if possible. The pool must outlive the tier. If the driver or the machine
 // refuses, throws std::runtime_error, whose text says what to do, and changes nothing.
 std::unique_ptr<Tier> make_host_tier(Pool& memory, int device, Bytes bytes);
 

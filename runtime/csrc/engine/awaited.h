@@ -1,6 +1,6 @@
 // Lists the missing values that a copy from the swap can bring back (Value::movable), each with the
 // time when it is needed. The list is not sorted by time, because the times change more often than
-// we search the list. Most searches end after one look at `soonest_`: no need is near.
+// we search the list. Most searches end after one look at `soonest_`, a time still far off.
 
 #pragma once
 

@@ -38,8 +38,8 @@ struct EngineStats {
   std::int64_t values = 0, ops = 0, classes = 0;  // How many exist: Values, Ops, evicted classes.
   Bytes evictable = 0, largest_operator = 0;
   std::int64_t foretold = 0;  // Operators that ran while a tape predicted uses (policy/tape.h).
-  // Sums of time: of all runs of operators, of first runs, of reruns. The first two include the
-  // time of compiled code itself.
+  // Sums of time: of all runs of operators, of first runs, of reruns. The first two include
+  // compiled code's own time (worked()).
   Nanos clock = 0ns, base_cost = 0ns, remat_cost = 0ns;
   std::int64_t evaluations = 0;  // Scores computed.
   std::int64_t accesses = 0;     // `evaluations`, plus graph edges and records visited.
@@ -125,7 +125,7 @@ class Engine {
   void end_operator(Nanos cost) { stats_.foretold += needs_.end_operator(cost); }
   void end_step() { needs_.end_step(); }
 
-  void dropped(Value& value);        // The program dropped the value's storage.
+  void dropped(Value& value);
   void overwritten(Value& value);    // The value's storage was written, and now holds a new value.
   void* reuse_buffer(Value& value);  // Returns the value's memory, for a replay to overwrite.
   void freeze(Value& value);         // Makes a resident value a constant, without a recipe.
@@ -156,9 +156,9 @@ class Engine {
   const std::vector<Value*>& owned() const { return owned_; }
   EngineStats stats() const;
   Bytes largest_operator() const { return stats_.largest_operator; }
-  void note_operator(Bytes bytes);  // `bytes`: of an operator's inputs and outputs, each once.
+  void note_operator(Bytes bytes);  // Updates largest_operator(); `bytes` counts each tensor once.
   // For tests: throws std::logic_error if a record is wrong. `idle`: no operator runs and no Held
-  // exists, so that a lock is wrong, too (except locks by the functions in held.h).
+  // exists. Then a lock is wrong, too, unless keep_until_used() or keep_until_died() took it.
   void check(bool idle = false) const;
 
  private:
@@ -176,7 +176,7 @@ class Engine {
   void recompute(Op& op, Value& wanted, Lock& lock);
   void unlink(Value& value);  // Takes the value out of its recipe; erases a recipe without outputs.
   void erase(Op& op);
-  void collect(Value& value);  // If it is needed no more, frees it, and records that only it kept.
+  void collect(Value& value);  // Frees it, unless needed, and records needed only by it.
   void collect_or_banish(Value& value);
 
   // Guarded by: nothing: const

@@ -42,8 +42,8 @@ class Eviction {
   void evict_or_move(Value& value);
   void move_all();
 
-  // From now on, evictions free, if they can, constants in the victim's history that only recipes
-  // keep, and leave the victim (settle.h). Else a small evicted result could keep a whole batch.
+  // From now on, an eviction spares the victim if it can free constants in the victim's history
+  // that only recipes keep (settle.h). Else a small result's recipe could keep a whole batch.
   void shed_before_evicting() { sheds_ = true; }
   void begin_rematerialization(std::int64_t runs_before) { runs_before_ = runs_before; }
 
@@ -51,7 +51,7 @@ class Eviction {
   Selector& selector() { return selector_; }
   const Selector& selector() const { return selector_; }
   Bytes locked_bytes() const;
-  Bytes waiting_bytes() const;    // Of values that only waiting operators lock.
+  Bytes waiting_bytes() const;    // Bytes of values that only waiting operators lock.
   Bytes evictable_bytes() const;  // What evict_all() would free in the pool.
 
  private:

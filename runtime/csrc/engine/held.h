@@ -33,11 +33,11 @@ class Held {
   Value* value_ = nullptr;
 };
 
-// Brings back the missing ones of values that an operator has locked. Until all have been there,
-// the others wait: where nothing else is left, they may be evicted (Eviction::evict_waiting). So
-// each has the room that it had at first, a workspace included. Then those evicted come back, and
-// none waits any more: where all do not fit together, that is found only now. `each(visit)` calls
-// `visit` for each value, `bring_back(value)` recomputes one.
+// Recomputes the missing values among those that an operator has locked, in two rounds. In the
+// first, all count as waiting: as a last resort they may be evicted (Eviction::evict_waiting). So
+// each recomputation has as much room as the operator's first run, also for a workspace. The second
+// round, without waiting, brings the evicted values back, and fails if not all fit at once.
+// `each(visit)` calls `visit` for each value, `bring_back(value)` recomputes one.
 template <class Each, class BringBack>
 void bring_all_back(const Each& each, const BringBack& bring_back) {
   struct Waiting {

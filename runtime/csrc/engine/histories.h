@@ -19,10 +19,10 @@ class Histories {
  public:
   explicit Histories(const Executor& executor) : executor_(executor) {}
 
-  // Returns whether a value's history is not worth keeping. It only serves to evict the value, so
-  // it is not worth it if the recipes, and the constants that only these recipes keep, take as much
-  // memory as the value, or if there are kLongest recipes. Call it when the value is read: by then
-  // the program has dropped most inputs. Takes some nanoseconds, since mostly the estimate in
+  // Returns whether a value's history is not worth keeping. A history only serves to evict the
+  // value. So it is not worth keeping if its recipes, and the constants that only these keep, take
+  // as much memory as the value, or if it has kLongest recipes. Call it when the value is read: by
+  // then the program has dropped most inputs. Takes some nanoseconds, since mostly the estimate in
   // Value::history decides, without a walk over recipes.
   static constexpr int kShortest = 16, kLongest = 256;
   bool outweighed(Value& value, int shortest = kShortest) {
@@ -59,7 +59,7 @@ class Histories {
   bool weighs_too_much(Value& value);
 
   const Executor& executor_;
-  std::uint64_t walk_ = 0;  // The last walk's mark. Counts down: Neighbourhood's marks count up.
+  std::uint64_t walk_ = 0;  // The last walk's mark. Counts down, away from Neighbourhood's marks.
 };
 
 }  // namespace dtr

@@ -29,8 +29,8 @@ Remedy cheaper_remedy(const Pool& pool, const EngineStats& done, Nanos move,
                       const std::function<Nanos()>& recompute);
 
 // Evicts values until `take`, which asks the pool for `asked` bytes, returns a block. `at_last`
-// tells `take` that no unlocked value may be evicted any more. Returns null if no eviction helps.
-// Without `may_evict`, frees only stepping stones. Hold the engine's lock.
+// tells `take` that no unlocked value is left that may be evicted. Returns null if no eviction
+// helps. Without `may_evict`, frees only stepping stones. Hold the engine's lock.
 using Take = std::function<Block*(Fit, bool at_last)>;
 Block* allocate_evicting(const Pool& pool, Engine& engine, const MovePrices& prices, Bytes asked,
                          const Take& take, bool may_evict);

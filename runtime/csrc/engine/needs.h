@@ -1,15 +1,15 @@
 // Predicts the time when each value is needed next. We call this time the value's need.
 //
-// A value is needed when the program uses it next, which a tape (the record of an earlier step,
-// policy/tape.h) predicts, or when a missing value computed from it is needed, whichever comes
-// first. Need::behind caches the latter time, so that a use of the value needs no search. When a
-// value loses its content or gets it back, or its need changes, we update its inputs; if the need
-// of a missing input changes, we update that input's inputs, and so on. A stepping stone
+// A value's need is the earlier of two times: the program's next use of the value, predicted by a
+// tape (the record of an earlier step, policy/tape.h), and the first need of a missing value made
+// from it. Need::behind caches the latter, so that a use of the value needs no search. When a value
+// loses its content or gets it back, or its need changes, we update its inputs; if the need of a
+// missing input changes, we update that input's inputs, and so on. A stepping stone
 // (stepping_stones.h) is also needed when its larger value is, even if that is resident. While no
 // tape predicts, needs are not used. Constants have no need.
 //
-// A value not accessed in this step is needed at the step's end. So when a step begins, or another
-// tape is followed, we begin a new round: a need set in an older round counts as the step's end.
+// A value not accessed in this step counts as needed at the step's end. So when a step begins, or
+// we follow another tape, a new round begins: a need of an older round is taken as the step's end.
 // The needs of the values accessed in this step are found when the next victim is chosen
 // (catch_up). A program from which nothing is evicted does not pay for them.
 
@@ -67,8 +67,8 @@ class Needs {
   // These serve copies from the swap that begin before the program uses the value (ahead.cpp). Call
   // due() between operators: it returns the missing values whose copies must begin now, soonest
   // need first. `most`: the time that all copies under way may take together. Call begins_copy()
-  // when a copy begins, and await() if it is cancelled. After pass_over(), a value is only copied
-  // when it is used.
+  // when a copy begins, and await() when a copy is cancelled. After pass_over(), a value is copied
+  // only when it is used.
   std::vector<Value*> due(Nanos most);
   void begins_copy(Value& value);
   void pass_over(Value& value) { awaited_.remove(value); }
@@ -97,10 +97,10 @@ class Needs {
   Neighbourhood& neighbourhood_;
   const SteppingStones& stones_;
   Tapes tapes_;
-  std::uint32_t round_ = 1;  // A need set in an older round counts as the step's end.
+  std::uint32_t round_ = 1;
   bool behind_ = false;
   Awaited awaited_;
-  Nanos link_free_at_ = 0ns;  // When the last copy begun will end, on the tape's clock.
+  Nanos link_free_at_ = 0ns;  // The end of the last copy begun, on the tape's clock.
 };
 
 }  // namespace dtr

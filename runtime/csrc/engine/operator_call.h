@@ -72,7 +72,7 @@ class OperatorCall {
   Op* finish(Nanos cost);  // Returns the recipe if it is kept, else null.
   void let_overwritten_go();
   void undo();
-  void unlock();  // Unlocks the arguments, which may banish some and so erase the recipe.
+  void unlock();  // Unlocks the arguments. This may banish some and erase the recipe.
 
  private:
   void begin_on_tape() {

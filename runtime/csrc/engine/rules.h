@@ -11,16 +11,16 @@ namespace dtr {
 // A result smaller than this is a constant (never evicted): its record would take as much memory.
 constexpr Bytes kSmallestValue = 512;
 
-// What an operator makes of so many tensors or more is a constant where it is smaller than the
-// records of all of them, as a `stack` of small tensors is.
+// A result of an operator with so many tensor arguments or more is a constant if it is smaller than
+// the records of all these, as a `stack` of small tensors is.
 constexpr std::size_t kManyArguments = 16;
 
 // A random result on the host smaller than this is a constant, too: its recipe would keep the
 // generator's state, which takes 2.5 KiB.
 constexpr Bytes kSmallestRandom = Bytes{4} << 10;
 
-// Results of integers or booleans smaller than this are constants, too: composite kernels read such
-// arguments (lengths, split points) without the dispatcher, so an evicted one would stay missing.
+// Integer or boolean results smaller than this are constants, too: composite kernels read such
+// tensors (lengths, split points) past the dispatcher, so we could not bring back an evicted one.
 constexpr Bytes kSmallestIndexValue = Bytes{64} << 10;
 
 // A constant of at most this size, such as the number in `x + 1`, is copied into the recipe. To

@@ -4,8 +4,8 @@
 // made from it, we must then recompute it first. For example, a layer of DenseNet makes 64 KiB by
 // two convolutions, concatenates them with others to 960 KiB, and drops the 64 KiB. To recompute
 // the 960 KiB then takes the convolutions, too. With Heuristic::stepping_stones the 64 KiB stay in
-// memory as a stone, which can be evicted, while the program holds a much larger value made from
-// them that is much cheaper to recompute, per byte.
+// memory as a stone, which can be evicted, while the program holds a value made from them that is
+// much larger and, per byte, much cheaper to recompute than the stone.
 //
 // Before the first eviction no dropped value is kept, because there is room. A stone's predicted
 // next use is that of its larger value (needs.h). A stone is evicted by its score like other

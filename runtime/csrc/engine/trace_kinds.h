@@ -6,9 +6,9 @@
 // The kinds of entry that a trace's recorder writes (live/trace/trace_recorder.h).
 #define DTR_RECORD_KINDS(X) X(Operator) X(Constant) X(Release) X(Freeze) X(Step) X(Optimizing)
 
-// What happens to memory inside an operator. Each event has a number. Allocated: the bytes. Freed:
-// the index of the operator's allocation. Released: the name of the tensor that the program drops.
-// Copied: the bytes of a written argument, which each replay copies before it runs.
+// What happens to memory inside an operator. Each event has a number: of Allocated the bytes, of
+// Freed the index of the operator's allocation, of Released the name of the tensor that the program
+// drops, of Copied the bytes of a written argument, which each replay copies before it runs.
 #define DTR_MEMORY_EVENTS(X) X(Allocated) X(Freed) X(Released) X(Copied)
 
 // The steps of a schedule, which a simulation runs. Compute runs an operator. Get adds a reference

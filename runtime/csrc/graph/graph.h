@@ -3,7 +3,7 @@
 // A Value is the content of a storage at one version. An Op is its recipe: the operator that made
 // the Value, with its inputs. A storage that is written in place gets a new Value; the old Value
 // stays in the graph, without a storage, while a recipe reads it. A Value owns its producer (an
-// Op), an Op its inputs; this makes no cycles. With storages as nodes, in-place writes would.
+// Op), an Op its inputs; this makes no cycles. If nodes were storages, writes could make some.
 //
 // An Op is one block of memory: the struct, its uses (links to inputs), its outputs, then what the
 // executor needs to run it. Values and Ops cost memory beyond the budget. So they are small (176
@@ -39,7 +39,7 @@ constexpr std::int32_t kNowhere = -1;
 
 // What class Needs (engine/needs.h) stores for a value. Its times are on the tape's clock (tape.h).
 struct Need {
-  Nanos next = 0ns, behind = 0ns;   // When it is needed; when missing values made from it are.
+  Nanos next = 0ns, behind = 0ns;   // Its need; the first need of missing values made from it.
   std::uint32_t round = 0;          // Needs::round_ when both were set.
   std::int32_t awaited = kNowhere;  // Its index in Awaited (engine/awaited.h).
 };
@@ -62,10 +62,10 @@ struct Value {
   Nanos last_access = 0ns;  // On the engine's clock, which each operator's cost advances.
   Op* producer = nullptr;   // Null for a constant, which is never evicted.
   Use* uses = nullptr;
-  Value* base = nullptr;                  // Of a view: the value whose bytes it shares.
-  Value* views = nullptr;                 // Its first view; of a view, the next view of `base`.
-  EvictedClass* evicted_class = nullptr;  // Its class (eqclass, while missing) or set (megengine).
-  Region* region = nullptr;               // With neighbourhood full: its regions while resident.
+  Value* base = nullptr;                  // For a view: the value whose bytes it shares.
+  Value* views = nullptr;                 // Its first view; for a view, the next view of `base`.
+  EvictedClass* evicted_class = nullptr;  // Its class (while missing) or set (if kMegEngine).
+  Region* region = nullptr;               // Its regions (kFull, if resident).
   std::uint64_t mark = 0;                 // The number of the last graph walk that visited it.
   void* home = nullptr;                   // Executor's: the program's storage; null once dropped.
   void* data = nullptr;                   // Executor's: the content; null while evicted.
@@ -105,7 +105,7 @@ struct Op {
   std::uint32_t reload : 1 = 0;    // No operator: it copies its one output back from the swap.
   std::uint16_t output_count = 0;
   std::uint16_t live_outputs = 0;  // Outputs still in the graph; without any, the Op is freed.
-  std::uint32_t bytes = 0;         // Of the whole block.
+  std::uint32_t bytes = 0;         // The whole block's size.
 
   Use* uses() { return reinterpret_cast<Use*>(this + 1); }
   Value** outputs() { return reinterpret_cast<Value**>(uses() + use_count); }

@@ -1,5 +1,5 @@
 // Tells which value's content lies in a block of the pool. The pool knows nothing of values: it
-// stores a void pointer with each block. Only this file converts the pointer to a Value's.
+// stores a void pointer with each block. Only this file casts the pointer to Value*.
 
 #pragma once
 

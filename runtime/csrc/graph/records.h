@@ -77,7 +77,7 @@ class Records {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr std::size_t kMost = 0;
 #else
-  static constexpr std::size_t kMost = 64;  // In granules; few records are larger.
+  static constexpr std::size_t kMost = 64;  // In 16-byte units; few are larger.
 #endif
 
   std::array<Gone*, kMost + 1> gone_{};

@@ -33,7 +33,7 @@ struct DeviceMemory {
   void end_capture(GraphMemory::Id id);
 
   void retire_stream(Stream stream);
-  // Bounds the pool by a fraction of the device's memory, besides the budget.
+  // Besides the budget, bounds the pool by a fraction of the device's memory.
   void set_fraction(double fraction);
 
   c10::CachingDeviceAllocator::DeviceStats stats() const;

@@ -4,9 +4,9 @@
 // An untracked tensor has the DataPtr and deleter that torch's allocator gave it, because torch
 // compares deleters in many places (Tensor.record_stream, the trees of CUDA graphs). So blocks from
 // before our installation or after our removal need no care. But we do not learn when an untracked
-// block is freed. So we take as live bytes torch's allocated_bytes, plus requests that torch has
-// not counted yet. We read torch's statistics only if our upper bound of the live bytes leaves no
-// room for a request. The bound misses only memory that torch gave without us (resize_ of an older
+// block is freed. So the live bytes are torch's allocated_bytes, plus requests that torch has not
+// counted yet. We read torch's statistics only if our upper bound of the live bytes leaves no room
+// for a request. The bound misses only memory that torch gave without us (resize_ of an older
 // storage). A Block exists only while a session tracks the tensor in it.
 //
 // A request that torch refuses is expensive: torch first waits for streams and frees all its cached
@@ -14,14 +14,14 @@
 // evicted before torch is asked. The cap is the live bytes at the refusal, less 1/64 of them. Each
 // further refusal in a row takes off four times as much, so the fourth evicts all. Then torch is
 // asked a last time; if it refuses, the cap is dropped. A request that torch serves raises the cap
-// by a thousandth of the request's size, since other users of the device may have left. If none
-// has, the cap only rises to the next refusal, which on a GPU takes as long as some training steps.
-// So each refusal halves the speed of the rise, down to a sixteenth. The speed doubles again once
-// the cap is 1/64 above the refused amount. We evict single victims, not neighbours, since torch
-// frees only whole segments, and a large tensor has its own segment.
+// by a thousandth of the request's size, since other users of the device may have left. If none has
+// left, the cap rises until torch refuses again, on a GPU after some training steps. So the first
+// of several refusals in a row halves the speed of the rise, down to a sixteenth. The speed doubles
+// again once the cap is 1/64 above the refused amount. We evict single victims, not neighbours,
+// since torch frees only whole segments, and a large tensor has its own segment.
 //
-// Blocks of more than 1 MiB may be up to 1 MiB larger than requested, and are charged so. Torch's
-// options roundup_power2_divisions and max_split_size may add more.
+// A block of more than 1 MiB may be up to 1 MiB larger than requested, and counts as that large.
+// Torch's options roundup_power2_divisions and max_split_size may add more.
 //
 // Every member is thread-safe, and holds no lock while it asks torch for memory. Torch's
 // c10/cuda/CUDACachingAllocator.cpp shows what an allocation, a free and a failure do.
@@ -110,7 +110,7 @@ class NativeMemory final : public Memory {
   bool reserve(Bytes charge, Fit fit);
   void served(Bytes charge, Fit fit);
   void turned_down(Bytes charge, Fit fit);
-  // Both need the mutex. look() returns live bytes with requests under way; answer() ends one.
+  // Both need the mutex. look() adds requests under way to live bytes; answer() ends a request.
   Bytes look(std::unique_lock<std::mutex>& lock) const;
   void answer(Bytes charge);
   void raise_cap(Bytes charge);

@@ -3,10 +3,10 @@
 //
 // The engine adds a row when a value becomes a candidate, and removes it when it no longer is one.
 // The scorer reads only the columns that a heuristic needs, eight rows at once. When a row is
-// removed, the last row moves to its place, so there are no gaps; only sampling depends on the order
-// of rows. All columns lie in one range of memory, each aligned, with room for a multiple of 16
-// rows, as kernels need. If there is a device, this memory is page-locked, and a kernel reads it in
-// place (device_scorer.h).
+// removed, the last row moves to its place, so there are no gaps. Only sampling depends on the
+// order of rows. All columns lie in one range of memory, each aligned, with room for a multiple of
+// 16 rows, as kernels need. If there is a device, this memory is page-locked, and a kernel reads it
+// in place (device_scorer.h).
 
 #pragma once
 
@@ -48,7 +48,7 @@ constexpr Nanos kNotWalked{-1};  // Means that a lineage's cost is not cached.
 // last_access, cost and neighbourhood are integers of nanoseconds, for vectors, kernels and NumPy.
 // While a tape predicts uses (tape.h), last_access is minus the time of the value's next need, and
 // the clock for scores is minus the tape's clock. So the staleness (clock minus last_access) is the
-// time until then.
+// time until that need.
 //
 // free_left and free_right are the free bytes directly beside the block. evictable is 1, or 0 while
 // a lock keeps the value. order is larger the later the value became evictable.
@@ -104,15 +104,15 @@ using RowMemory = std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)>
 class ScoreColumns {
  public:
   void lie_in(RowMemory memory);  // Call it before the first row.
-  // Limits costs of values that the swap can take: if a value costs at least as much to recompute
-  // as to transfer, or was recomputed before, its cost plus its neighbourhood's counts as at most
-  // the cost of the transfer. Call it before the first row.
+  // Limits the costs of values that the swap can take. If such a value costs at least as much to
+  // recompute as to transfer, or was recomputed before, its cost and its neighbourhood's count
+  // together at most as the transfer. Call it before the first row.
   void limit_costs(const Transfer& transfer) { transfer_ = transfer; }
   const std::optional<Transfer>& transfer() const { return transfer_; }
 
   std::size_t count() const { return values_.size(); }
   std::size_t evictable() const { return evictable_count_; }
-  Bytes bytes() const { return bytes_; }  // Of the values in all rows, locked or not.
+  Bytes bytes() const { return bytes_; }  // The sum of the values in all rows, locked or not.
   Value* value(std::size_t row) const { return values_[row]; }
   ColumnsView view() const { return view_of(at_, count()); }
 
@@ -155,8 +155,8 @@ class ScoreColumns {
   Nanos last_access(std::size_t row) const { return Nanos{at_.last_access[row]}; }
 
  private:
-  // Applies the rule of limit_costs(). A neighbourhood's high cost alone limits nothing: it is an
-  // estimate, and recomputing the neighbourhood often serves many missing values at once.
+  // Applies the rule of limit_costs(). A neighbourhood's high cost alone sets no limit: that cost
+  // is an estimate, and recomputing the neighbourhood often serves many missing values.
   std::int64_t limited(const Value& value, Nanos cost) const {
     if (!transfer_ || !transfer_->takes(value)) return cost.count();
     const Nanos transfer = transfer_->cost(value.size);

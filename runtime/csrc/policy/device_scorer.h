@@ -10,8 +10,8 @@
 // Which is faster depends on the bus and the heuristic: without powers, the host scores a row
 // faster than the bus carries it; with powers, several times slower. So the constructor times both,
 // and the device scores from a certain count of rows on, the crossover, where it is faster. Later,
-// the program's kernels may delay the device: if it is slower than the host three times in a row,
-// the crossover becomes twice the present count. After a failed driver call only the host scores.
+// the program's kernels may delay ours: if it is slower than the host three times in a row, the
+// crossover becomes twice the present row count. After a failed driver call only the host scores.
 
 #pragma once
 

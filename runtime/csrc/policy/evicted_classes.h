@@ -56,7 +56,7 @@ class EvictedClasses {
   void lost(Value& value);
   void returned(Value& value);
   Nanos cost(std::size_t row);  // Sums a value's neighbouring classes; sets the column.
-  void fill();                  // Sets the column `neighbourhood` of all evictable rows.
+  void fill();
   Nanos walk(const Value& value, Near& near);
   void count_readers(bool count);  // Sets whether values made from a value are its neighbours.
   template <typename Visit>

@@ -43,8 +43,8 @@ class Lineages {
   void returned(Value& value);
   void linked(Value& value);  // Call it when the value has got a new input.
 
-  Nanos cost(std::size_t row);  // Of the row's lineage; sets the row's column.
-  void fill();                  // Sets the column `neighbourhood` of all evictable rows.
+  Nanos cost(std::size_t row);  // The cost of the row's lineage; sets its column.
+  void fill();
 
   std::int64_t accesses() const { return accesses_; }
   void check(Value& value) const;  // Throws if a new walk finds another sum.

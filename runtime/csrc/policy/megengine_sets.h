@@ -1,9 +1,9 @@
 // Computes MegEngine's neighbourhood as it was published, for comparison: the cost of recomputing
 // the missing inputs and other missing outputs of a value's operator. Unlike the paper's relaxation
-// (evicted_classes.h), it leaves out values made from the value, and a drop by the program joins no
-// sets. Its sums become wrong: when a value comes back, the values below it in the union-find leave
-// their set. A set's cost counts once for each neighbour in it. Source: MegEngine, master of
-// October 2024, imperative/src/impl/interpreter.
+// (evicted_classes.h), it leaves out values made from the value, and values that the program drops
+// join no sets. Its sums become wrong: when a value comes back, the values below it in the
+// union-find leave their set. A set's cost counts once for each neighbour in it. Source: MegEngine,
+// master of October 2024, imperative/src/impl/interpreter.
 
 #pragma once
 

@@ -41,8 +41,8 @@ class Neighbourhood {
   void expected(Value& value) {  // A new value whose operator has not run yet.
     if (by_classes()) classes_.expected(value);
   }
-  void lost(Value& value, Loss loss);  // The value just lost its content.
-  void returned(Value& value);         // The value got its content back.
+  void lost(Value& value, Loss loss);
+  void returned(Value& value);
   void refresh() { regions_.refresh(); }
   void cut(Value& value);  // The value, or its recipe, is about to be removed.
 
@@ -54,8 +54,8 @@ class Neighbourhood {
 
   void discard(Value& value);  // Removes all data about a value.
 
-  Nanos cost(std::size_t row);  // Of the neighbourhood of a row's value.
-  void fill();                  // Sets the column of these costs for all evictable rows.
+  Nanos cost(std::size_t row);  // The cost of a row's neighbourhood.
+  void fill();                  // Sets the column `neighbourhood` of all evictable rows.
 
   EvictedClasses* evicted_classes() { return by_classes() ? &classes_ : nullptr; }
 

@@ -7,9 +7,9 @@
 //
 // c is the value's own cost, n the cost of its evicted neighbourhood (paper, section 4.1: in h_DTR
 // all exponents are 1). recompute_penalty and free_neighbours (bytes of the holes beside the
-// value's block) are MegEngine's. An epsilon of one nanosecond lets other terms decide if a cost or
-// a staleness is 0; in the paper's simulator epsilon is 0. If the divisor is 0, or dividend and
-// divisor are infinite (by large exponents), the score is infinite.
+// value's block) are MegEngine's. If a cost or a staleness is 0, an epsilon of one nanosecond
+// leaves the decision to the other terms; in the paper's simulator epsilon is 0. If the divisor is
+// 0, or dividend and divisor are infinite (by large exponents), the score is infinite.
 //
 // The parameters are listed once, below. The fields of Heuristic, Python's view of them
 // (bindings/bind_heuristic.cpp), the checks of runtime/heuristic.py, the space that

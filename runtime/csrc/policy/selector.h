@@ -51,7 +51,7 @@ class Selector {
     return dtr::cheapest_window({pool, columns_, neighbourhood_, heuristic_, clock}, bytes);
   }
 
-  std::int64_t evaluations() const { return evaluations_; }  // Scores computed.
+  std::int64_t evaluations() const { return evaluations_; }
 
  private:
   std::size_t draw(std::size_t rows);

@@ -11,7 +11,7 @@
 // tape costs time, but never changes a result.
 //
 // All times are on the tape's clock: the sum of the costs of a step's operators so far. The present
-// time is when the present operator began on the followed tape, so a slower step is not late.
+// time is when the present operator began on the followed tape, however slow this step.
 //
 // A value that was made in an earlier step, such as an optimizer's state, has no entry in this step
 // before its first use. So for each value's last access in a step, the tape also stores when the
@@ -20,8 +20,8 @@
 //
 // Recomputations are not on a tape, because they depend on what was evicted. Cost: 16 bytes and
 // some nanoseconds for each operator and for each access, and 8 bytes more while the step runs.
-// Source: Belady's rule (1966): evict what is used last; we use it in DTR's score. Capuchin (Peng et
-// al., ASPLOS 2020) also measures a step's accesses, and plans by them.
+// Source: Belady's rule (1966): evict what is used last. We use it in DTR's score. Capuchin (Peng
+// et al., ASPLOS 2020) also measures a step's accesses, and plans by them.
 
 #pragma once
 
@@ -95,7 +95,7 @@ class Tapes {
   std::vector<Value*> accessed_;
   Tape* before_ = nullptr;  // kept_.front() if it is the previous step's, else null.
   const Tape* followed_ = nullptr;
-  std::size_t accesses_before_ = 0;  // Of the step, before the present operator.
+  std::size_t accesses_before_ = 0;  // The step's accesses before the present operator.
   bool other_bytes_ = false;         // No tape has this step's hash of bytes.
   bool lost_ = false;                // No tape has this step's hash of the order.
   std::uint64_t order_ = 0, bytes_ = 0;

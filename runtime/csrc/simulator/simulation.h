@@ -25,7 +25,7 @@ struct SimulationOptions {
   KeepRecords records = KeepRecords::kAll;
   Nanos remat_limit = 0ns;  // With more recomputation, the run ends (kThrash). 0: no limit.
   bool remap = true;        // The arena has addresses to spare, so that pages can be moved.
-  std::optional<MovePrices> prices;  // Of moving pages; else the arena's.
+  std::optional<MovePrices> prices;  // Prices of moving pages; else the arena's.
   Placement placement = Placement::kBestFit;
   std::int64_t layouts = 0;      // How many pictures of the pool to take, at even intervals.
   bool logical_clock = false;    // In scores, an operator costs the bytes that it touches.

@@ -4,7 +4,7 @@
 // through the driver, so that the allocation takes no lock of Python's. The kernel runs in a stream
 // of its own: it and the program's streams never wait for each other. It reads page-locked host
 // memory over the bus, without a copy. We allocate this memory, and the driver only registers it.
-// So the host can use the memory even if the driver refuses, and in a forked child.
+// So the host can use the memory even in a forked child, or if the driver refuses to register it.
 
 #pragma once
 

@@ -15,7 +15,7 @@ namespace dtr {
 
 class Spans {
  public:
-  static constexpr std::size_t kMostUnderWay = 1024;  // If so many are unread, we add none.
+  static constexpr std::size_t kMostUnderWay = 1024;  // The most spans that wait to be read.
 
   explicit Spans(int device) : work_(make_cuda_work(device)) {}
   ~Spans() {

@@ -8,9 +8,9 @@
 //   4. Release the engine's lock and run the operator. Operators that it calls are not intercepted.
 //   5. If there is a recipe, make values for the storages made or written. Unlock the arguments.
 //
-// Three kinds of operators are not recorded, so their results are constants: those of a backward
-// pass without create_graph (a gradient looks cheap, but recomputing it needs the whole pass),
-// those of an optimizer's step (recipes would keep all earlier states), and unrecordable ones.
+// Three kinds of operators are not recorded, so their results are constants: those that Recipe
+// cannot record, those of an optimizer's step (recipes would keep all earlier states), and those of
+// a backward pass without create_graph (recomputing a gradient needs the whole pass).
 
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <c10/macros/Export.h>
 
 namespace torch::autograd {
-// -1 outside a backward pass. Its header costs 20 s to compile.
+// -1 outside a backward pass. Declared here, since torch's header costs 20 s to compile.
 TORCH_API int get_current_graph_task_id();
 }  // namespace torch::autograd
 

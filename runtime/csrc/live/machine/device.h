@@ -71,8 +71,8 @@ struct SessionDevice {
   }
 };
 
-// Describes the host. With `on_cuda`, for tests, CPU tensors lie in memory of CUDA device 0, whose
-// driver must let the host touch it.
+// Describes the host. With `on_cuda`, for tests, CPU tensors lie in memory of CUDA device 0, which
+// the host must be able to touch.
 SessionDevice host_device(bool on_cuda);
 void set_host_stream(Stream stream);  // Sets this thread's stream, in tests with `on_cuda`.
 

@@ -1,11 +1,11 @@
 // Takes a session's host memory from torch's own CPU allocator instead of a pool, and counts it. It
 // is for programs that need each tensor to be an ordinary allocation of its own.
 //
-// A block is one allocation of torch's allocator, whose deleter frees it. Until then, the tensor's
-// DataPtr has our deleter (cpu_allocator.h), which finds the block by its address in a table. The
-// DataPtr of an untracked tensor cannot point to the block: its context must equal the data
-// pointer, since torch compares the two. Nor can a header lie before the data, which would break
-// code that frees by the pointer alone. While a session tracks the tensor, from adopt() to
+// A block is one allocation of torch's allocator, whose deleter frees it. Until the block is freed,
+// the tensor's DataPtr has our deleter (cpu_allocator.h), which finds the block by its address in a
+// table. The DataPtr of an untracked tensor cannot point to the block: its context must equal the
+// data pointer, since torch compares the two. Nor can a header lie before the data, which would
+// break code that frees by the pointer alone. While a session tracks the tensor, from adopt() to
 // disown(), the context is the tensor's value, which knows the block, so the table has no entry.
 // All scopes share the table, since tensors outlive scopes.
 //

@@ -62,7 +62,7 @@ class InOperator {
 
   struct State {
     int depth = 0;
-    // This thread is in a Python mode or subclass, whose operators old torch hides: evict nothing.
+    // In a Python mode or subclass, whose operators torch before 2.13 hides from us: evict nothing.
     bool handled = false;
     bool replaying = false;         // This thread recomputes or reloads a value.
     bool first_run = false;         // The first run of a library's operator or compiled graph.

@@ -94,7 +94,7 @@ class Costs {
     const auto at = known_.find(key);
     return at == known_.end() || at->second.least == 0ns ? estimate : at->second.least;
   }
-  std::int64_t stamps() const {  // Number of stamps made so far.
+  std::int64_t stamps() const {
     const std::lock_guard lock(mutex_);
     return stamps_;
   }

@@ -1,7 +1,7 @@
-// Makes the texts of torch.OutOfMemoryError: in the first line what to do, and on lines of their own
-// how much was asked, and what the memory holds. Advice from Python, and the operator's name, are
-// added when none of our locks is held. If an operator catches the error and
-// then throws another one, we tell in that error's text what was refused before.
+// Makes the texts of torch.OutOfMemoryError. The first line says what to do; further lines say how
+// much was asked and what the memory holds. Advice from Python, and the operator's name, are added
+// when none of our locks is held. If an operator catches the error and then throws another one, we
+// tell in that error's text what was refused before.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace dtr {
 
-std::string in_mib(Bytes bytes);  // Rounds down, so that no more is called free than is.
+std::string in_mib(Bytes bytes);  // Rounds down, so as not to overstate free memory.
 
 // What a session knows when it cannot serve a request.
 struct Refusal {
@@ -29,15 +29,20 @@ struct Refusal {
   Bytes least_budget() const;  // The least budget that would have served the request.
 };
 
+<<<<<<< HEAD
 // Each throws torch.OutOfMemoryError. `machine`: the system's error text. `most`: the most bytes that
 // a request can get there. Nothing is evicted "here": in a Python mode or subclass, whose operators old torch hides.
+=======
+// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `device`: the device's
+// bytes. "Here" is in a Python mode or subclass, whose operators torch before 2.13 hides.
+>>>>>>> 8b4b1775b34c71e8e7540ea7a5d9a9229daa5bc6
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
 [[noreturn]] void throw_too_large(Bytes asked, Bytes most, Bytes budget);
 [[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);
 [[noreturn]] void throw_budget_is_full(const Refusal& refusal);
 [[noreturn]] void throw_cannot_shrink(Bytes asked, Bytes stays, Bytes budget);
 [[noreturn]] void throw_thrashing(Bytes budget, double ratio, double limit);
-// Of an operator that caught such an error, in a strict session. `at_least` as went_on_without's.
+// For an operator that caught such an error, if strict. `at_least`: see went_on_without().
 [[noreturn]] void throw_went_on(const std::string& name, Bytes asked, Bytes at_least);
 
 // Makes the advice for an error's text, in Python. `at_least`: a budget in bytes that would have
@@ -45,7 +50,7 @@ struct Refusal {
 using Adviser = std::string (*)(Bytes at_least);
 void set_adviser(Adviser adviser);
 
-// `name`: of the operator that failed; empty: of none.
+// `name`: the operator that failed; empty if none did.
 [[noreturn]] void rethrow_with_advice(const c10::OutOfMemoryError& error, const std::string& name);
 void add_refusal(c10::Error& error);  // Adds to its text a refused request that may be the cause.
 bool forget_refusal();                // True if a larger budget would have served the request.

@@ -1,5 +1,5 @@
-// Tells torch.profiler, where it profiles memory, of a pool's blocks. Torch's own allocators tell it
-// of theirs.
+// Tells torch.profiler of a pool's blocks, if it profiles memory. Torch's own allocators tell it of
+// theirs.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace dtr {
 
 // A block has just been made (`change` is its size), or will be freed next (its size, negative).
 inline void tell_profiler(Memory& memory, const Block& block, Bytes change, c10::Device device) {
-  // Whether of any block. Until then a free does not ask the thread's profiler, which takes 10 ns.
+  // Whether it was told of a block. Before, a free does not ask the profiler: asking takes 10 ns.
   static std::atomic<bool> told = false;
   if (change < 0 && !told.load(std::memory_order_relaxed)) return;
   if (!c10::memoryProfilingEnabled() || !memory.pool()) [[likely]]

@@ -10,9 +10,9 @@
 // we could hook.
 //
 // We rely on these facts of torch 2.11 to 2.15 (aten/src/ATen/Context.h, ParallelOpenMP.cpp). The
-// context has no lock. Its setters check, for example, that a library exists, so each state that
-// was once set can be set again. torch.set_num_threads() sets OpenMP's and MKL's number of threads
-// for its caller, and for each thread that has not run a parallel operator yet.
+// context has no lock. Its setters refuse only what is not there, such as a library, so each state
+// that was once set can be set again. torch.set_num_threads() sets OpenMP's and MKL's number of
+// threads for its caller, and for each thread that has not run a parallel operator yet.
 
 #pragma once
 
@@ -33,9 +33,9 @@ class Switches {
 
   // now() returns the current state's number. Both functions need the engine's lock.
   static Number now();
-  static DeterministicMode deterministic(Number number);  // In that state.
+  static DeterministicMode deterministic(Number number);  // The mode in that state.
 
-  // For tests. names(): all switches. refuse(): setting `name` then throws ("": no name does).
+  // For tests. names(): all switches. refuse(): from now on, setting `name` throws ("": none).
   static std::vector<std::string> names();
   static void refuse(const std::string& name);
 };

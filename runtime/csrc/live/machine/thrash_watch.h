@@ -1,8 +1,8 @@
 // Detects a budget so far below the program's need that the program, instead of failing, would
 // recompute for ever. Compares the time of recomputations with that of the program's own operators.
 // A comparison covers a window of at least two seconds and a hundred operators, so that one long
-// recomputed chain does not count as thrashing. Of recomputations no more time counts than the
-// process had a processor in the window: it may have been suspended, or starved by others.
+// recomputed chain does not count as thrashing. Recomputations count for at most the processor time
+// of this process in the window: it may have been suspended, or starved by others.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace dtr {
 class ThrashWatch {
  public:
   // `limit`: the largest allowed ratio of recomputing to computing time; 0 allows any ratio.
-  // `on_host`: whether the times told are those of this process. A device's are not.
+  // `on_host`: whether the given times are this process's own. A device's are not.
   ThrashWatch(double limit, bool on_host) : limit_(limit), on_host_(on_host) {}
 
   void computed(std::int64_t ticks) { computed_ += ticks, ++operators_; }
@@ -43,7 +43,7 @@ class ThrashWatch {
  private:
   const double limit_;
   const bool on_host_;
-  std::clock_t began_ = std::clock();  // The processor's time when the window began.
+  std::clock_t began_ = std::clock();  // This process's CPU time when the window began.
   std::int64_t recomputed_ = 0, computed_ = 0, operators_ = 0;  // In the current window.
 };
 

@@ -20,8 +20,8 @@
 
 namespace dtr {
 
-// holds_tensors(): whether the type is or contains tensors. inside(): the type within a type of
-// `kind`, such as Optional, else `type`. is_written(): whether the argument is written.
+// holds_tensors(): whether the type is or contains tensors. inside(): what a type of `kind`, such
+// as Optional, contains; else `type` itself. is_written(): whether the argument is written.
 bool holds_tensors(const c10::Type& type);
 const c10::Type& inside(const c10::Type& type, c10::TypeKind kind);
 bool is_written(const c10::Argument& argument);

@@ -2,10 +2,10 @@
 // are worked out once, from the operator's schema and from tables.
 //
 // Pure views and composite operators never reach the runtime: the dispatcher itself skips us at no
-// cost (intercept/dispatch_key.h). All others are found by the address of their schema in a table
-// that readers search without a lock; a kernel of ours searches once. Facts that no schema states
-// stand in the tables of operators.cpp, a row for each: undeclared writes, operators that read only
-// the shape of their arguments, and more.
+// cost (intercept/dispatch_key.h). All others are found by the address of their schema, in a table
+// that readers search without a lock. A kernel of ours searches once, and keeps what it found.
+// Facts that no schema states stand in the tables of operators.cpp, a row for each: undeclared
+// writes, operators that read only the shape of their arguments, and more.
 
 #pragma once
 
@@ -34,7 +34,7 @@ struct OperatorInfo {
   std::uint64_t statistics = 0;      // Bit i: written, but no result depends on it (batch norm).
   std::int32_t generator = -1;       // Index of the Generator argument.
   std::int32_t device = -1;          // Index of the Device argument.
-  std::int32_t training = -1;        // Index of the flag to write `statistics`; -1: always.
+  std::int32_t training = -1;        // Index of the flag to write `statistics`; -1: always written.
   std::int32_t dropout = -1;  // Index of a rate; if above 0, the operator draws from its own state.
   bool random = false;
   bool shape_only = false;     // Reads the geometry of its tensor arguments, never their content.

@@ -1,6 +1,6 @@
 // Lists composite operators that read memory through a pointer. We intercept the operators that a
-// composite operator calls, but not such a read, so only the listed operators need kernels of ours
-// (intercept/composites.cpp).
+// composite operator calls, but not such a read. So of the composite operators, only these need
+// kernels of ours (intercept/composites.cpp).
 
 #pragma once
 

@@ -4,12 +4,12 @@
 // another branch. So such results stay in memory, unless torch's deterministic mode gives the
 // operator an order.
 //
-// Sources: on the host what was seen with torch 2.13 (perf/survey/repeats.py); all else that adds
-// up there, such as scatter_add and index_add, repeats itself. On a device the documentation of
-// torch.use_deterministic_algorithms (torch 2.15), and what its kernels share with those that it
-// names: kthvalue, products and logarithms of sums along a dimension, attention backward. The list
-// also names convolutions: those of cuDNN repeat themselves forward; backward we trust it to choose
-// such an algorithm, as it did in all models that were measured (docs/exactness.md).
+// Sources. On the host: runs with torch 2.13 (perf/survey/repeats.py), in which all others that add
+// up, such as scatter_add and index_add, gave equal bits. On a device: the documentation of
+// torch.use_deterministic_algorithms (torch 2.15), and operators with similar kernels: kthvalue,
+// products and logarithms of sums along a dimension, attention backward. We leave out convolutions,
+// which it names: cuDNN's repeat themselves forward; backward we trust cuDNN to choose an algorithm
+// that does, as it did in all models measured (docs/exactness.md).
 
 #pragma once
 
@@ -34,15 +34,15 @@ class Unordered {
 
   enum class Order : std::uint8_t {
     kRepeats,
-    kSums,            // The sums of real numbers depend on it; those of integers do not.
+    kSums,            // Sums of real numbers depend on the order, sums of integers do not.
     kPlaces,          // The last to write an element wins.
-    kPlacesOrRepeats  // The same, unless the argument `accumulate` is set.
+    kPlacesOrRepeats  // Like kPlaces, but repeats if the argument `accumulate` is set.
   };
 
  private:
   bool on_host_ = false;
   Order on_device_ = Order::kRepeats;
-  bool has_variant_ = false;       // Deterministic mode changes it, and does not only refuse it.
+  bool has_variant_ = false;       // Deterministic mode gives it an order, instead of an error.
   std::int32_t accumulates_ = -1;  // Index of the flag `accumulate`.
   std::int32_t casts_ = -1;        // Index of a type to sum in, which may be None.
 };

@@ -46,11 +46,11 @@ struct Call {
   const OperatorInfo& info;
   c10::DispatchKeySet keys;  // The dispatch keys for the next kernel below ours.
   TensorArguments arguments;
-  c10::SmallVector<Value*, 8> sources;  // For each argument, the recipe's copy or null; or empty.
-  Bytes bytes = 0;       // Of arguments and new values, a storage as often as it is given.
-  Bytes made_bytes = 0;  // Of them, of new values.
+  c10::SmallVector<Value*, 8> sources;  // By argument: the Value of its old content; null if none.
+  Bytes bytes = 0;       // Bytes of arguments (a storage given twice counts twice) and new values.
+  Bytes made_bytes = 0;  // The part of `bytes` in new values.
   bool foreign = false;  // An argument is sparse, quantized, on another device, ...
-  bool handled = false;  // A Python mode or subclass runs it, below kKey before torch 2.13.
+  bool handled = false;  // A Python mode or subclass will run it (only before torch 2.13).
   bool here = false;     // It runs on the session's device.
   bool tracked = false;  // An argument's storage is tracked.
   bool recording = false;

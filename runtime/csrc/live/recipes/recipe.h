@@ -55,8 +55,8 @@ inline bool is_defined_tensor(const c10::IValue& value) {
 }
 using TensorArguments = c10::SmallVector<TensorArgument, 8>;
 
-// The types that autocast casts to, on the host and on CUDA; zeros where no operator inside of the
-// recorded one may be cast. Some of torch's own call others above autocast, as bilinear and pinv do.
+// The types that autocast casts to, on the host and on CUDA; zeros if autocast sees no operator in
+// the recorded one. Some of torch's (bilinear, pinv) call others through autocast.
 using AutocastTypes = std::array<c10::ScalarType, 2>;
 AutocastTypes autocast_types_now();
 
@@ -94,7 +94,7 @@ class Recipe {
                     const torch::jit::Stack& stack, const TensorArguments& arguments,
                     std::shared_ptr<const RandomState> random, Switches::Number switches);
 
-  // Call after the operator has run: the run may have set this thread's number of threads.
+  // Call after the run, which may have set this thread's number of threads: notes that number.
   void has_run();
 
   // Returns the generator's state before a random call, for record(). The generator is the call's
@@ -134,7 +134,7 @@ class Recipe {
   std::uint16_t plain_;
 
  public:
-  std::uint16_t made_at = 0;  // The line of the program (EventLog::Site), where events are kept.
+  std::uint16_t made_at = 0;  // The line of the program (EventLog::Site), if events are logged.
 };
 
 }  // namespace dtr

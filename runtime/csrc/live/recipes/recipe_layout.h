@@ -39,7 +39,7 @@ constexpr std::int32_t kScratch = -3;    // Any memory will do: no result depend
 
 static_assert(sizeof(TensorRecipe) == 24 && sizeof(c10::IValue) == 16);
 
-// The layout of a tensor's words: at which word sizes, strides and content begin, and the end.
+// The layout of a tensor's words: the indices where sizes, strides and content begin, and the end.
 struct TensorWords {
   explicit TensorWords(const TensorRecipe& tensor)
       : strides(tensor.dims),

@@ -52,11 +52,10 @@ class NoModes {
 };
 
 // What a replay must not enter: it runs below autograd, and neither we nor torch.jit.trace record it.
-const c10::DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                   c10::DispatchKeySet(kKey) |
-                                   c10::DispatchKeySet(c10::DispatchKey::Tracer) |
-                                   c10::DispatchKeySet(c10::DispatchKey::Python) |
-                                   c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
+const c10::DispatchKeySet kAbove =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kKey) |
+    c10::DispatchKeySet(c10::DispatchKey::Tracer) | c10::DispatchKeySet(c10::DispatchKey::Python) |
+    c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot);
 
 }  // namespace
 

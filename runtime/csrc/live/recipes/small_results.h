@@ -1,11 +1,11 @@
 // Knows the calls whose results are too small to be values (engine/rules.h), before they run.
 //
-// Such a call needs no recipe: it would be made, with a copy of the generator's state where the
-// call draws, and thrown away. The same operator on the same shapes makes the same sizes, so one
-// such call tells of the next. Where it does not, as in an operator that packs as many items as a
-// tensor's content says, one call's results get no recipe; from then on all of the operator's do
-// that are large enough. Cost: a hash of the shapes, which UsualTimes needs too, and one look-up
-// without a lock. Two calls in one slot forget each other.
+// Such a call needs no recipe, which would be made, with the generator's state if the call draws,
+// and thrown away. The same operator on the same shapes makes the same sizes, so one such call
+// tells of the next. If sizes vary, as in an operator that packs as many items as a tensor's
+// content says, one call's large results get no recipe. From then on the operator's large results
+// do. Cost: a hash of the shapes, which UsualTimes needs too, and one look-up without a lock. A
+// call overwrites another in its slot.
 
 #pragma once
 
@@ -23,7 +23,7 @@ class SmallResults {
   bool expected(const OperatorInfo& info, UsualTimes::Key key) const {
     return key != 0 && slot(key).load(std::memory_order_relaxed) == key && !info.varies;
   }
-  // What writes, and another library's operator, is never expected: more hangs on its recipe.
+  // Leaves out writes, other libraries and compiled graphs: more depends on their recipes.
   void add(const OperatorInfo& info, UsualTimes::Key key) {
     if (info.writes || info.others || info.listed) return;
     slot(key).store(key, std::memory_order_relaxed);

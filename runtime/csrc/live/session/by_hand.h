@@ -17,8 +17,8 @@ void materialize(Session& session, const at::Tensor& tensor);
 void pin(Session& session, const at::Tensor& tensor);  // Keeps it resident for good.
 bool is_evicted(Session& session, const at::Tensor& tensor);
 // Call before memory is given to code whose writes we do not see. Makes the tensor an ordinary one,
-// keeps its content for recipes that read it, and returns the bytes that both take. Does nothing
-// inside an operator, unless the tensor is evicted.
+// keeps its content for recipes that read it, and returns the bytes of copies and of kept tensors.
+// Does nothing inside an operator, unless the tensor is evicted.
 Constants::Kept expose(Session& session, const at::Tensor& tensor);
 Constants::Kept expose(Session& session, c10::StorageImpl& storage);
 Constants::Kept hand_out(Session& session, c10::StorageImpl& storage, Lock& lock);

@@ -1,15 +1,15 @@
 // Keeps tensors in memory while code reads them through pointers, which the dispatcher cannot see.
 //
-// Reading serves code that only reads: Python's `tolist`, which copies a tensor's content through a
-// pointer, and some composite kernels. The tensor does not become a constant.
+// Class Reading serves code that only reads: Python's `tolist`, which copies a tensor's content
+// through a pointer, and some composite kernels. The tensor does not become a constant.
 //
-// Hold serves torch.compile's kernels, which take the address of every tensor they get, and do the
-// work of many operators without calling us. So Hold first brings all the tensors back and locks
-// them. If the code drops a tensor, as compiled code drops arguments that it has read, the tensor
-// is freed at once. When the code ends, the others can be evicted again. A tensor that the code
-// writes becomes a constant, and recipes that read it keep the old content (hand_out in by_hand.h).
-// Operators that the code calls are not recorded: compiled code writes over its own buffers between
-// two operators, so a recipe would read wrong content.
+// Class Hold serves torch.compile's kernels, which take the address of every tensor they get, and
+// do the work of many operators without calling us. So Hold first brings all the tensors back and
+// locks them. If the code drops a tensor, as compiled code drops arguments that it has read, the
+// tensor is freed at once. When the code ends, the others can be evicted again. A tensor that the
+// code writes becomes a constant, and recipes that read it keep the old content (hand_out in
+// by_hand.h). Operators that the code calls are not recorded: compiled code writes over its own
+// buffers between two operators, so a recipe would read wrong content.
 //
 // On the tape (policy/tape.h), the code is one operator that accesses all the tensors, so that the
 // next step can be predicted. Its cost is its time without the operators that it calls, which are
@@ -86,7 +86,7 @@ class Hold {
 
   Session& session_;
   Hold* const outer_ = innermost;
-  // True in another operator, whose cost and place on the tape include this code, or in a replay.
+  // True in a replay, or in an operator, whose cost and place on the tape include this code.
   const bool apart_ = InOperator::state.depth > 0;
   std::vector<Held> values_;              // One for each tensor, even if two tensors share a value.
   std::vector<c10::StorageImpl*> armed_;  // Constants to arm again at the end, if they then live.

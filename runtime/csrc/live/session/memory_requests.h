@@ -36,7 +36,7 @@ class MemoryRequests {
   Nanos moving() const { return moving_; }  // Part of search_ticks() in which pages moved.
 
   // Sets the budget (at most the memory's largest_budget()), and evicts what exceeds it.
-  // If too much cannot be evicted now, throws torch.OutOfMemoryError, and the old budget holds
+  // If too much must stay in memory, throws torch.OutOfMemoryError, and the old budget holds
   // (resize.cpp).
   void resize(Bytes budget);
   void lend(Bytes bytes);  // Reduces the budget by `bytes`; a negative number increases it.
@@ -84,7 +84,7 @@ class MemoryRequests {
   const std::atomic<TraceRecorder*>& recorder_;
 
   Bytes budget_ = memory_.budget();
-  Bytes most_ = kLargestBudget;  // The memory's limit is the smaller one.
+  Bytes most_ = kLargestBudget;  // The memory's limit is min(budget_, most_).
   Resizes resizes_;
   std::int64_t search_ticks_ = 0;
   Nanos moving_{0};

@@ -1,5 +1,5 @@
-// Reads the options of a session from the named arguments of a Python call. Every binding that opens
-// a session uses this, so options.h alone lists the options.
+// Reads the options of a session from the named arguments of a Python call. Every binding that
+// makes a session uses this, so options.h alone lists the options.
 
 #pragma once
 

@@ -3,8 +3,8 @@
 // for example, then takes another algorithm, whose results may differ in their last bits. The
 // program sees no error, so we warn once for each such operator, when it has ended and none of our
 // locks is held. A warning about a replay waits until the program's operator has ended. A strict
-// session also raises an error, before the program or a value gets the results. Where we catch that
-// error ourselves, as when a scope's end tries again without the budget, the warning remains.
+// session also raises an error, before the program or a value gets the results. If we catch this
+// error ourselves, for example to retry a scope's end without budget, the warning remains.
 
 #pragma once
 
@@ -55,8 +55,8 @@ class Notes {
     return {stayed_.begin(), stayed_.end()};
   }
 
-  // Call when an operator of this thread succeeded, before its results are used. If it was refused
-  // memory, it caught the error. Throws torch.OutOfMemoryError then if the session is strict.
+  // Call when an operator of this thread succeeded, before its results are used. An operator that
+  // was refused memory has then caught the error: throws torch.OutOfMemoryError if strict.
   void note_caught(const OperatorInfo& info) {
     const Bytes asked = InOperator::state.refused, at_least = InOperator::state.at_least;
     if (asked == 0) return;

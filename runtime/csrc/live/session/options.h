@@ -1,4 +1,4 @@
-// Defines the options of a session.
+// Defines the options of a session, each once, with its type and its default.
 
 #pragma once
 
@@ -51,7 +51,7 @@ struct SessionOptions {
 #undef DTR_FIELD
   Bytes limit() const { return budget ? budget : kLargestBudget; }
   int cuda_device = 0;
-  PageUses page_uses{};  // How a device's pages are used.
+  PageUses page_uses{};
 };
 
 Memory::Handle pool_for(const SessionOptions& options);

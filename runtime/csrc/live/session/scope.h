@@ -2,7 +2,7 @@
 // threads have joined the scope, and what becomes of tensors when it ends or the process forks.
 //
 // A process has one scope at a time. When it ends, the program's tensors become ordinary ones. If
-// the budget has no room for all, some move to ordinary memory. If one cannot be brought back even
+// the budget has no room for all, some get ordinary memory. If one cannot be brought back even
 // then, the scope lingers: it stays active, and records nothing, until its last tensor has died.
 
 #pragma once
@@ -31,8 +31,8 @@ class Scope {
   void enter();  // Calls claim(), and records this thread's operators.
   void join();   // Records this thread's operators, too. Throws if a trace is recorded.
   void part();
-  // When the scope ended, `spilled` bytes moved to ordinary memory, since they did not fit the
-  // budget. While the others came back, they exceeded it by up to `beyond` bytes.
+  // When the scope ended, `spilled` bytes became ordinary memory, since they did not fit the
+  // budget. Meanwhile live bytes exceeded the budget by up to `beyond`.
   struct Left {
     Bytes spilled = 0, beyond = 0;
   };
@@ -50,18 +50,18 @@ class Scope {
 
   static void record_this_thread(bool on);  // Sets whether the scope gets this thread's operators.
   static bool records_this_thread();
-  static bool is_member();  // Whether this thread opened or joined the scope of today.
-  // Whether a member's key is off: torch's C++ fake mode (from 2.14 on) and torchdistx clear the
-  // bit when they end. Autograd's threads of a device have the key as who called backward() has it,
-  // and are no members.
+  static bool is_member();  // Whether this thread opened or joined the current scope.
+  // Whether a member thread has lost kKey's bit: torch's C++ fake mode (from 2.14 on) and
+  // torchdistx clear it when they end. Autograd's threads of a device inherit the bit from the
+  // thread that called backward(), and are no members.
   static bool lost_key() { return !records_this_thread() && is_member(); }
   static void keep_recording();  // Sets the bit again if it is lost, unless a fake mode is on.
-  static bool part_if_member();  // Clears a bit that a scope set. Returns whether one had.
+  static bool part_if_member();  // Clears kKey's bit if a scope set it; returns whether one did.
 
-  int joined() const { return joined_; }         // Number of joined threads.
+  int joined() const { return joined_; }
   bool lingering() const { return lingering_; }  // The scope is over, but still tracks tensors.
-  // leaving(): whether the scope is ending, so that tensors become ordinary. outlives(): notes a
-  // storage that has then become ordinary. Both need the engine's lock.
+  // leaving(): whether the scope is ending, so that tensors become ordinary. outlives(): notes such
+  // a tensor's storage. Both need the engine's lock.
   bool leaving() const { return leaving_; }
   void outlives(c10::StorageImpl* storage) { outliving_.push_back(share(storage)); }
 
@@ -75,12 +75,12 @@ class Scope {
   void lower_budget();
 
   static inline std::atomic<Session*> active_{nullptr};
-  // The number of today's scope. A thread may get it before there is a session, which the first
-  // request for a device's memory makes.
+  // The current scope's number. A thread may get it before the session exists: a device's session
+  // is made at the first request for the device's memory.
   static std::uint64_t today() { return ended_ + 1; }
 
   static inline std::atomic<std::uint64_t> ended_ = 0;     // Number of scopes that are over.
-  static constinit thread_local std::uint64_t member_of_;  // The scope's number; 0: of none.
+  static constinit thread_local std::uint64_t member_of_;  // The scope's number; 0: none.
 
   Session& session_;
   // Guarded by: nothing: atomic
@@ -91,7 +91,7 @@ class Scope {
   bool leaving_ = false;
   std::vector<StoragePtr> outliving_;
 
-  // Guarded by: nothing: of the thread that leaves, and of who finds the scope over
+  // Guarded by: nothing: used by leave(), then by the next scope's claim()
   Bytes spilled_ = 0, lifted_from_ = 0, peak_before_ = 0;  // Last two: before lifting the budget.
 };
 

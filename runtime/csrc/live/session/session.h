@@ -71,7 +71,7 @@ class Session final : public Executor {
 
   void watch();  // Records a trace of the next steps, for advice (session_trace.h).
   SessionTrace::Seen seen() const;
-  void start_trace();  // Throws c10::Error if a trace is being recorded.
+  void start_trace();
   TraceRecorder::Records take_trace();
   // Ends an optimizer's step and returns its costs. In a thread outside the scope, only counts it.
   std::optional<StepCosts> step();

@@ -4,8 +4,8 @@
 // A trace is recorded when the user asks for one. Also, the first steps of a scope on the host that
 // has no swap are recorded (the watch), so that an error can say which budget would suffice
 // (runtime/scope/advice.py). The watch ends after some steps or operators, so a long run pays
-// little. In a session without recipes (measure), the recorder works out which values a scope with
-// a budget could recompute, and which constants such a scope would copy before a write.
+// little. In a session without recipes (dtr_alloc.measure), the recorder works out which values a
+// scope with a budget could recompute, and which constants it would copy before writes.
 //
 // Functions that begin or end a recording, or return its records, are called with the engine's lock
 // held. Any thread may call recorder() without this lock; a recorder has its own mutex.

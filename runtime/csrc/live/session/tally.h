@@ -48,7 +48,7 @@ struct Tally {
   Bytes touched_bytes = 0, largest_hold = 0, evicted_for_room = 0;
   StepCosts at_last_step;
   std::vector<std::int64_t> timeline;
-  std::atomic<std::int64_t> steps{0};  // Steps of optimizers.
+  std::atomic<std::int64_t> steps{0};
   // For each operator, the bytes of the largest call that debug mode has run twice.
   std::unordered_map<const OperatorInfo*, Bytes> repeated;
 };

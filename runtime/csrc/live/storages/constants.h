@@ -46,8 +46,8 @@ class Constants {
   // step, the old recipes can never run again.
   //
   // `stays`: which values computed from the content are first brought back and kept in memory,
-  // because they may be read before the content is back. kAll: all, after the layer's last use.
-  // kSinceItCame, if there is no backward pass to come: those made or read since the content came.
+  // because they may be read before the content is back. kAll, after the layer's last use: all.
+  // kSinceItCame, if no backward pass will follow: those made or read since the content came.
   enum class Stays { kNothing, kSinceItCame, kAll };
   void content_goes(c10::StorageImpl* storage, Stays stays, Lock& lock);
   void content_is_back(c10::StorageImpl* storage);
@@ -79,7 +79,7 @@ class Constants {
   const SessionDevice& device_ = storages_.device();
   MutationDetector* const detector_;
   LibraryConstants in_libraries_;
-  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;  // All others.
+  ska::flat_hash_map<c10::StorageImpl*, Value*> constants_;  // Constants not in `in_libraries_`.
   Bytes copies_ = 0;                                         // Bytes of all copies for recipes.
   ska::flat_hash_map<const Value*, std::uint64_t> absent_;   // Checksums of contents that are away.
   std::size_t shed_at_ = kFirstShedding;                     // Calls shed() at so many constants.

@@ -3,10 +3,10 @@
 // A library may give the same memory to several storages (from_numpy, DLPack), so a write through
 // one of them, or by an operator into the library's array, changes them all. A program may keep
 // 100,000 such constants (images in NumPy's memory) and write hundreds of parameters a step, so the
-// search before a write must not visit all of them. They are ordered by address, those of each
-// power of two in bytes apart: one of less than 2^k bytes reaches an address only if it begins less
-// than 2^k bytes before. A search costs a look into each size that is there, and its results.
-// Before a write to a library's storage, constants.cpp visits all other constants, too.
+// search before a write must not visit all of them. So each size class (a power of two in bytes)
+// has a map, ordered by address: a constant of less than 2^k bytes reaches an address only if it
+// begins less than 2^k bytes before. A search costs a look-up in each map, and a step per constant
+// nearby. Before a write to a library's storage, constants.cpp visits all other constants, too.
 
 #pragma once
 
@@ -65,7 +65,7 @@ class LibraryConstants {
   };
   using ByAddress = std::multimap<std::uintptr_t, Filed>;
   struct Place {
-    int size;  // Bits of the number of bytes.
+    int size;  // The size class: bit_width of the bytes.
     ByAddress::iterator at;
   };
 

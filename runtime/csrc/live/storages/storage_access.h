@@ -28,7 +28,7 @@ bool is_armed(const Storage* storage) {
   return false;
 }
 
-// Removes our hook. A lazy clone and its original keep torch's, which copies before a write.
+// Removes our hook. A lazy clone and its original keep torch's hook (copy before write).
 template <typename Storage>
 void disarm(Storage* storage) {
   if constexpr (requires { storage->clear_materializer(); }) {
@@ -38,7 +38,7 @@ void disarm(Storage* storage) {
 }
 
 // Older torch has a function that makes a storage refuse access, but none to allow access again. So
-// we set the private flag, which C++ lets an explicit instantiation name.
+// we set the private flag: C++ allows an explicit instantiation to use it.
 void allow_access(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* flag>
 struct AccessFlag {

@@ -52,7 +52,7 @@ class Swap {
   Op* place_for(Bytes bytes);
   Bytes full() const { return stats_.full; }
   const Transfer& transfer() const { return transfer_; }
-  // Writes a resident value to the tier; false if its bytes are there. Throws what the tier throws.
+  // Writes a resident value to the tier; false if already written. Throws what the tier throws.
   bool store(Value& value);
   void mark(Stream stream, Nanos now) { tier_->mark(stream, now); }
   void let_overwrite() { tier_->let_overwrite(); }  // Call before a stored value is overwritten.
@@ -64,8 +64,8 @@ class Swap {
   void forget(Op& op);
 
   // For copies that begin before their value is used, if runs_beside(). begin_ahead() copies to
-  // `block`, and owns it unless it throws. arrive() calls `order`, which makes other streams wait
-  // for `reader`, and fills the value for work of `reader`; it returns false if no copy was begun.
+  // `block`, and owns it unless it throws. arrive() makes `reader` wait for the copy, `order` makes
+  // other streams wait for `reader`, and the value is filled; false if no copy was begun.
   bool runs_beside() const { return runs_beside_; }
   Bytes under_way() const { return under_way_; }
   void begin_ahead(Op& op, Block* block);

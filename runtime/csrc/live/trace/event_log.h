@@ -2,12 +2,12 @@
 // when, by which operator, and for which line of the program. All pictures of a run are made of it
 // (runtime/scope/memory_history.py).
 //
-// The memory itself tells of its blocks (BlockWatcher), in the order in which they count, so a
-// replay of the log gives live() and its peak to the byte. Who asks is known to the thread alone:
-// Interception and Session set its `cause`. The log is bounded. When it is full, the oldest event
-// leaves, and what it did to the blocks that still live is kept, so a replay starts complete.
+// The memory itself reports its blocks (BlockWatcher), in the order in which live() changes, so a
+// replay of the log gives live() and its peak to the byte. Only the thread knows the cause of an
+// event: Interception and Session set the thread's `cause`. A full log drops its oldest event, but
+// keeps the allocation and last change of each live block, so that a replay starts complete.
 //
-// Logs nothing unless a number of events is to be kept; then an event takes 56 bytes.
+// Logs nothing unless the option `events` is above 0; then an event takes 56 bytes.
 
 #pragma once
 
@@ -27,7 +27,7 @@ namespace dtr {
 
 class EventLog final : public BlockWatcher {
  public:
-  // kEvicted comes before the block's kFreed. From kEvictable or kConstant on, a block is that.
+  // kEvicted comes before the block's kFreed. kEvictable and kConstant: what a block now is.
   // kRefused is a request for memory.
   enum class Kind : std::uint8_t {
     kAllocated,
@@ -80,8 +80,8 @@ class EventLog final : public BlockWatcher {
   void swapped(Kind kind, Nanos at, Bytes size) { lasted(kind, at, begin() - at, size, {}); }
 
   struct Kept {
-    std::vector<Event> events;  // First what made the blocks that were live when the rest began.
-    std::int64_t dropped = 0;   // Number of events left out, but for those of live blocks.
+    std::vector<Event> events;  // First dropped events of blocks that lived when the rest began.
+    std::int64_t dropped = 0;   // Number of dropped events, those of live blocks included.
   };
   Kept kept() const;
 
@@ -91,7 +91,7 @@ class EventLog final : public BlockWatcher {
   static Site here() { return locate_ ? locate_.load()() : Site{0}; }
 
  private:
-  struct Lasting {  // Of a live block, the events that have left.
+  struct Lasting {  // A live block's dropped events: its allocation, its last change.
     Event made, became;
   };
   void add(const Event& event);

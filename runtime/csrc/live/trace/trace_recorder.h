@@ -54,7 +54,7 @@ class TraceRecorder {
   void end(const OperatorInfo& info, Nanos cost, c10::ArrayRef<Result> results);
   void abandon();  // Call if the operator threw an exception.
 
-  void found(const void* key, Bytes bytes);  // It was in memory when the recording began.
+  void found(const void* key, Bytes bytes);  // The storage existed before the recording began.
   void allocated(const void* data, Bytes size);
   void freed(const void* data);
   void died(const void* key);
@@ -126,7 +126,7 @@ class TraceRecorder {
   std::vector<Copy> copies_;
   Bytes copied_ = 0;  // Sum of the bytes in `copies_`.
   ska::flat_hash_map<const OperatorInfo*, std::int64_t> operators_;
-  const bool recipes_;  // Whether the session records recipes.
+  const bool recipes_;
   Name first_, last_;
   // About the operator that is running.
   bool running_ = false;
