@@ -79,9 +79,9 @@ void throw_machine_is_full(const Refusal& refusal, const std::string& machine) {
 }
 
 void throw_too_large(Bytes asked, Bytes most, Bytes budget) {
-  DTR_OUT_OF_MEMORY("Ask for less, as with a smaller batch; no budget helps\n  asked: ",
-                    enough_mib(asked), "\n  at most possible here: ", in_mib(most),
-                    "\n  budget: ", in_mib(budget));
+  DTR_OUT_OF_MEMORY(
+      "Ask for less, as with a smaller batch; no budget helps\n  asked: ", enough_mib(asked),
+      "\n  at most possible here: ", in_mib(most), "\n  budget: ", in_mib(budget));
 }
 
 void throw_nothing_is_evicted_here(const Refusal& refusal) {

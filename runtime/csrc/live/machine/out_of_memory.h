@@ -29,13 +29,9 @@ struct Refusal {
   Bytes least_budget() const;  // The least budget that would have served the request.
 };
 
-<<<<<<< HEAD
-// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `most`: the most bytes that
-// a request can get there. Nothing is evicted "here": in a Python mode or subclass, whose operators old torch hides.
-=======
-// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `device`: the device's
-// bytes. "Here" is in a Python mode or subclass, whose operators torch before 2.13 hides.
->>>>>>> 8b4b1775b34c71e8e7540ea7a5d9a9229daa5bc6
+// Each throws torch.OutOfMemoryError. `machine`: the system's error text. `most`: the most bytes
+// that a request can get. "Here" is in a Python mode or subclass, whose operators torch before 2.13
+// hides.
 [[noreturn]] void throw_machine_is_full(const Refusal& refusal, const std::string& machine);
 [[noreturn]] void throw_too_large(Bytes asked, Bytes most, Bytes budget);
 [[noreturn]] void throw_nothing_is_evicted_here(const Refusal& refusal);
