@@ -68,7 +68,8 @@ def test_the_profiler_hears_of_each_use_of_a_block_of_a_capture() -> None:
         """
         from torch.profiler import ProfilerActivity, profile
         allocator = swap()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kinds = [ProfilerActivity.CPU]
+        with profile(activities=kinds, profile_memory=True, acc_events=True) as profiled:
             allocator._core.begin_capture(0, 7, [0])
             for _ in range(3):
                 allocator.free(allocator.allocate(MIB))
@@ -98,7 +99,8 @@ def test_a_block_that_another_stream_uses_is_not_used_again_in_its_capture(share
             core.begin_capture(0, 7, [0])
         again = allocator.allocate(4 * MIB)
         core.end_capture(0, 7)
-        core.release_pool(0, 7)
+        for _ in range(core.pool_uses(0, 7)):
+            core.release_pool(0, 7)
         core.check(0)
         left = core.pool_stats(0).live
         allocator.free(again)
