@@ -26,7 +26,7 @@ WITHOUT_ELEMENTS = {
 # Some samples of one case: those with the word in their names.
 SAMPLE_SKIPS = {("optimizers/SGD/bfloat16", "fused"): READS_GARBAGE}
 
-PARTLY_UNINITIALISED = "a value on the way is memory that nobody wrote, in part; no result shows it"
+PARTLY_UNINITIALISED = "an intermediate has bytes that nobody wrote; no result shows them"
 
 # Not compared in verify mode alone, which looks at each value on the way as if it were a result.
 VERIFY_SKIPS = {
