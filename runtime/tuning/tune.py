@@ -154,8 +154,9 @@ def tune(
         the mean logarithm of its overhead.
 
     Raises:
-        ValueError: `trials` is below 1, there are no traces or no budgets, or the study in the
-            storage was made for other traces or budgets; and of a trace or a budget, as `simulate`.
+        ValueError: `trials` is below 1, there are no traces or no budgets, the storage is a file
+            that is no journal, or the study in it was made for other traces or budgets; and of a
+            trace or a budget, as `simulate`.
         ImportError: Optuna is not installed.
         TypeError, TraceError, OSError: of a trace or a budget, as `simulate` raises them.
 
@@ -257,9 +258,23 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     # The kernel gives this lock up when its process dies. Optuna's own locks are files, which
     # outlive a kill by half a minute.
     lock = filelock.FileLock(path.with_name(path.name + ".lock"), poll_interval=0.002)
+    _insist_journal(path)
     with lock:
         _drop_unfinished_line(path)
     return journal.JournalStorage(journal.JournalFileBackend(str(path), cast(Any, lock)))
+
+
+def _insist_journal(path: Path) -> None:
+    """Raises ValueError where it is another file, which is to be left as it is. A process that was
+    killed may have written less than a journal's first bytes."""
+    first = b'{"op_code":'
+    if path.exists():
+        with open(path, "rb") as file:
+            if not first.startswith(file.read(len(first))):
+                raise ValueError(
+                    f"{path} is no journal of Optuna: name another file; a database is written "
+                    f"sqlite:///{path}"
+                )
 
 
 def _drop_unfinished_line(journal: Path) -> None:

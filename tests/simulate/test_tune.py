@@ -223,6 +223,37 @@ def test_a_line_that_was_never_finished_is_dropped(logs: list[str], tmp_path: Pa
     assert len(finished(storage)) == 7
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"precious, with no newline",
+        b'{"op_codes":1}\n{"op',
+        b"SQLite format 3\0\n\0",
+        b"\x1f\x8b\n8",
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
+    text: bytes, logs: list[str], tmp_path: Path
+) -> None:
+    storage = tmp_path / "mine"
+    storage.write_bytes(text)
+    files = {*tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=rf"no journal of Optuna.* sqlite:///{storage}$"):
+        tune(logs, BUDGET, 1, storage)
+    assert storage.read_bytes() == text
+    assert {*tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("text", [b"", b'{"op', b'{"op_code":', b'{"op_code":0,"wor'])
+def test_a_journal_that_was_hardly_begun_is_gone_on_with(
+    text: bytes, logs: list[str], tmp_path: Path
+) -> None:
+    storage = tmp_path / "study"
+    storage.write_bytes(text)
+    tune(logs, BUDGET, 1, storage)
+    assert len(finished(storage)) == 1
+
+
 def test_a_process_id_that_was_given_anew_is_another_process() -> None:
     assert tuning._started(os.getpid()) == tuning._started(os.getpid()) > 0
     assert tuning._started(2**22 + 1) == 0  # Beyond the greatest id.
