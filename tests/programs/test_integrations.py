@@ -81,6 +81,18 @@ def test_the_trainer_logs_what_the_budget_costs(tmp_path: Path) -> None:
     assert dtr_alloc.current_session() is None
 
 
+def test_what_an_evaluation_gives_back_is_the_models_alone(tmp_path: Path) -> None:
+    needs("transformers", "accelerate")
+    from dtr_alloc.integrations.transformers import BudgetCallback
+
+    trains = trainer(tmp_path, BudgetCallback("64MiB"))
+    trains.eval_dataset = Texts()
+    untrained = trains.evaluate()
+    trains.train()
+    assert trains.evaluate().keys() == untrained.keys()  # Searches look for the best of them.
+    assert trains.state.log_history[-1].keys() >= {"eval_runtime", *NAMES}
+
+
 def test_a_training_that_raised_makes_way_for_the_next(tmp_path: Path) -> None:
     needs("transformers", "accelerate")
     from dtr_alloc.integrations.transformers import BudgetCallback
