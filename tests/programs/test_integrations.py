@@ -1,5 +1,7 @@
 """Trainers of other libraries within a budget: what they log, and what becomes of their scopes."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -229,6 +231,17 @@ def test_a_budget_is_what_a_scope_takes() -> None:
 
     for opens in (Budgeted.__init__, budget):
         assert signature(opens).parameters["budget"].annotation == Size | Share | None
+
+
+def test_a_copy_of_a_callback_has_the_budget_and_no_session() -> None:
+    from dtr_alloc.integrations import Budgeted
+
+    callback = Budgeted("64MiB")
+    callback._open(torch.device("cpu"))
+    for copied in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        assert (copied.budget, copied.session) == ("64MiB", None)
+        copied._close()
+    assert dtr_alloc.current_session() is callback.session
 
 
 def test_a_trainer_on_cuda_is_told_of_the_allocator() -> None:
