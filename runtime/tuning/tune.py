@@ -119,7 +119,10 @@ def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
     budgets = list(budgets)
     for budget in budgets:
         parse_budget(budget)
-    return [Case(one, budget) for one in map(Simulator, traces) for budget in budgets]
+    made = [Case(one, budget) for one in map(Simulator, traces) for budget in budgets]
+    for case in made:
+        case.simulator.check(case.budget)
+    return made
 
 
 def tune(

@@ -277,6 +277,18 @@ def test_bad_arguments_are_refused_before_anything_runs(logs: list[str], tmp_pat
         tune(logs, BUDGET, 1, tmp_path / "absent" / "study")
 
 
+def test_a_trace_to_hold_out_that_cannot_be_replayed_is_refused_before_the_search(
+    logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("searched"))
+    log = tmp_path / "released.log"
+    load(log, call("", "t1", 10, 512), release("t1"), call("t1", "t2", 10, 512))
+    arguments = ["tune", logs[0], "--budget", BUDGET, "--trials", "2", "--holdout", str(log)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "released.log reads a tensor that was released" in done.stderr
+
+
 def test_without_optuna_the_error_says_what_to_install(
     logs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
