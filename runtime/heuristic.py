@@ -160,7 +160,11 @@ class Heuristic:
 
     def __post_init__(self) -> None:
         for parameter in USER_PARAMETERS:
-            _check(parameter, getattr(self, parameter.name))
+            value = getattr(self, parameter.name)
+            _check(parameter, value)
+            if parameter.role not in ("name", "switch"):  # NumPy's, or a fraction: JSON has none.
+                plain = int if isinstance(value, numbers.Integral) else float
+                object.__setattr__(self, parameter.name, plain(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON: what differs from ``Heuristic()``.
