@@ -158,8 +158,8 @@ def tune(
 
     Raises:
         ValueError: `trials` is below 1, there are no traces or no budgets, the storage is a file
-            that is no journal, or the study in it was made for other traces or budgets; and of a
-            trace or a budget, as `simulate`.
+            that is no journal or a database that cannot be used, or the study in it was made for
+            other traces or budgets; and of a trace or a budget, as `simulate`.
         ImportError: Optuna is not installed.
         TypeError, TraceError, OSError: of a trace or a budget, as `simulate` raises them.
 
@@ -248,10 +248,21 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     from optuna.storages import RDBStorage, journal
 
     if "://" in str(storage):
+        from optuna.exceptions import OptunaError
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import SQLAlchemyError
         from sqlalchemy.pool import NullPool
 
-        # A connection that is kept would be left open with the study.
-        return RDBStorage(str(storage), engine_kwargs={"poolclass": NullPool})
+        try:
+            shown = make_url(str(storage)).render_as_string(hide_password=True)
+        except (ValueError, SQLAlchemyError):  # Without the text, in which may be a password.
+            raise ValueError('storage is no URL: write it as "sqlite:///tune.db"') from None
+        try:
+            # A connection that is kept would be left open with the study.
+            return RDBStorage(str(storage), engine_kwargs={"poolclass": NullPool})
+        except (SQLAlchemyError, OptunaError) as error:
+            why = getattr(error, "orig", error)  # The driver's, in one line.
+            raise ValueError(f"storage {shown} cannot be used: {why}") from error
 
     path = Path(storage)
     if not path.parent.is_dir():

@@ -277,6 +277,25 @@ def test_bad_arguments_are_refused_before_anything_runs(logs: list[str], tmp_pat
         tune(logs, BUDGET, 1, tmp_path / "absent" / "study")
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:////none/t.db", "sqlite:////none/t.db cannot be used: unable to open database"),
+        ("foo://me:mine@host/db", r"foo://me:\*\*\*@host/db cannot be used: Can't load plugin"),
+        ("sqlite://", "sqlite:// cannot be used: An exception is raised"),
+        ("me:mine@host://db", 'storage is no URL: write it as "sqlite:///tune.db"'),
+        ("foo://me:mine@host:port/db", 'storage is no URL: write it as "sqlite:///tune.db"'),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(
+    url: str, message: str, logs: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        tune(logs, BUDGET, 1, url)
+    assert "mine" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_a_trace_to_hold_out_that_cannot_be_replayed_is_refused_before_the_search(
     logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
