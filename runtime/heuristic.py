@@ -70,7 +70,8 @@ def insist_one_of(name: str, value: object, known: Collection[str]) -> None:
         raise ValueError(f"{name} {value!r} is not one of {names}")
 
 
-def _insist_number(name: str, value: object) -> None:
+def insist_number(name: str, value: object) -> None:
+    """Raises TypeError unless it is a real number, or ValueError where no float is as large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; it must be a number")
     insist_float(name, value)
@@ -97,7 +98,7 @@ def _check(parameter: _core.ScoreParameter, value: Any) -> None:
         if not 0 <= value < 2**64:
             raise ValueError(f"{name} is {value!r}; it must be from 0 to 2^64 - 1")
     else:
-        _insist_number(name, value)
+        insist_number(name, value)
         if parameter.role == "factor" and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value!r}; it must be positive")
         if not 0 <= value < float("inf"):
@@ -160,7 +161,11 @@ class Heuristic:
 
     def __post_init__(self) -> None:
         for parameter in USER_PARAMETERS:
-            _check(parameter, getattr(self, parameter.name))
+            value = getattr(self, parameter.name)
+            _check(parameter, value)
+            if parameter.role not in ("name", "switch"):  # NumPy's, or a fraction: JSON has none.
+                plain = int if isinstance(value, numbers.Integral) else float
+                object.__setattr__(self, parameter.name, plain(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON: what differs from ``Heuristic()``.

@@ -170,7 +170,7 @@ def needs_place_for_picture(path: Path | None) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.filetypes
-    if path.suffix and path.suffix[1:].lower() not in known:
+    if path.suffix[1:].lower() not in known:
         raise click.ClickException(
             f"{path} is no picture that matplotlib can write: end it in one of "
             f"{', '.join(sorted(known))}"

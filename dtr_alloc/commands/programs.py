@@ -128,10 +128,12 @@ def trace(words: tuple[str, ...], module: bool, out: str, clock: str) -> None:
     needs_place_for(Path(out))
     with explained():
         code, operators, elsewhere = trace_script(words[0], words[1:], out, clock, module=module)
-    click.echo(f"{out}: {operators:,} operators", err=True)
-    if elsewhere:
-        click.echo(f"not in {out}: what was computed by {elsewhere}", err=True)
-    sys.exit(code)
+    try:
+        click.echo(f"{out}: {operators:,} operators", err=True)
+        if elsewhere:
+            click.echo(f"not in {out}: what was computed by {elsewhere}", err=True)
+    finally:  # The script may have closed stderr.
+        sys.exit(code)
 
 
 @click.command("plan", context_settings=OURS_FIRST)

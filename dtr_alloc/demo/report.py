@@ -9,7 +9,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from dtr_alloc.demo.train import Comparison, Plan, Row, label
+from dtr_alloc.demo.train import Comparison, Plan, Row, label, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ def draw(path: Path, comparisons: list[Comparison]) -> None:
     handles: list[Any] = [swatch.fill_between([0, 1], [0, 1], color=EAGER_COLOUR)]
     handles += [swatch.plot([], color=_colour(ratios, ratio))[0] for ratio in ratios]
     handles.append(swatch.plot([], color="#444444", linestyle="--", linewidth=0.9)[0])
-    names = ["eager", *(f"{ratio:.0%} of the activation peak" for ratio in ratios), "budget"]
+    names = ["eager", *(f"{percent(ratio)} of the activation peak" for ratio in ratios), "budget"]
     for axes in panels[len(comparisons) :]:
         axes.axis("off")
     if len(panels) > len(comparisons):
@@ -168,9 +168,9 @@ def _panel(axes: "Axes", comparison: Comparison) -> None:
         axes.axhline(row.budget_bytes / MIB, color=colour, linestyle="--", linewidth=0.9)
         if row.timeline is not None:
             axes.plot(row.timeline / MIB, color=colour, linewidth=1.0)
-            notes.append(f"{row.ratio:.0%}: {row.slowdown:.2f}x time")
+            notes.append(f"{percent(row.ratio)}: {row.slowdown:.2f}x time")
         else:
-            notes.append(f"{row.ratio:.0%}: below the floor")
+            notes.append(f"{percent(row.ratio)}: below the floor")
     axes.set_title(comparison.model, loc="left", fontsize=11, fontweight="bold")
     axes.set_title(" · ".join(notes), loc="right", fontsize=7.5, color="#444444")
     axes.set_xlim(left=0)

@@ -34,6 +34,7 @@ from dtr_alloc.demo.models import Job
 GRANULE_BYTES = 512  # The pool rounds each allocation up to this.
 
 Timeline = npt.NDArray[np.int64]
+_Way = str | float | None  # Of training: an eager one, or what share the budget is.
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,12 @@ class Comparison:
 
 def label(ratio: float | None) -> str:
     """How a budget is called in tables and pictures."""
-    return "no budget" if ratio is None else f"at {ratio:.0%}"
+    return "no budget" if ratio is None else f"at {percent(ratio)}"
+
+
+def percent(ratio: float) -> str:
+    """A budget as it is written on the command line."""
+    return f"{100 * ratio:g}%"
 
 
 def train(
@@ -256,37 +262,37 @@ def _time(
     advance: Callable[[str], None],
 ) -> None:
     """The rounds of `compare`: fills in all times, and leaves out what turns out infeasible."""
-    ways: dict[str, Callable[[], AbstractContextManager[Any]] | None] = {
+    ways: dict[_Way, Callable[[], AbstractContextManager[Any]] | None] = {
         "eager": None,
         "eager in the pool": lambda: dtr_alloc.measure(device="cpu"),
     }
-    rows = {label(row.ratio): row for row in result.rows}
-    ways |= {name: _scope(row.budget_bytes, timeline=False) for name, row in rows.items()}
-    timed: dict[str, list[Training]] = {name: [] for name in ways}
-    for turn, name in _turns(plan.rounds, [*ways]):
-        advance(f"round {turn}, {name}")
-        if name in rows and not rows[name].feasible:
+    rows: dict[_Way, Row] = {row.ratio: row for row in result.rows}
+    ways |= {ratio: _scope(row.budget_bytes, timeline=False) for ratio, row in rows.items()}
+    timed: dict[_Way, list[Training]] = {way: [] for way in ways}
+    for turn, way in _turns(plan.rounds, [*ways]):
+        advance(f"round {turn}, {way if isinstance(way, str) else label(way)}")
+        if way in rows and not rows[way].feasible:
             continue
         try:
-            timed[name].append(train(make, plan, ways[name]))
+            timed[way].append(train(make, plan, ways[way]))
         except torch.OutOfMemoryError as error:  # So near the floor that it is luck.
-            row = rows[name]
-            rows[name] = infeasible(row.ratio, row.budget_bytes, error)
+            row = rows[way]
+            rows[way] = infeasible(row.ratio, row.budget_bytes, error)
     plain, pool = timed["eager"], timed["eager in the pool"]
     result.step_ms, result.pool_step_ms = _step_ms(plain), _step_ms(pool)
     result.rows = list(rows.values())
-    for name, row in rows.items():
+    for way, row in rows.items():
         if row.feasible:
-            _add_rounds(row, timed[name], eager)
-            _add_times(row, timed[name], pool, plain)
+            _add_rounds(row, timed[way], eager)
+            _add_times(row, timed[way], pool, plain)
 
 
-def _turns(rounds: int, ways: list[str]) -> Iterator[tuple[int, str]]:
+def _turns(rounds: int, ways: list[_Way]) -> Iterator[tuple[int, _Way]]:
     """Each round, from 1 on, with each way; the first of a round is the second of that before."""
     for turn in range(rounds):
         first = turn % len(ways)
-        for name in ways[first:] + ways[:first]:
-            yield turn + 1, name
+        for way in ways[first:] + ways[:first]:
+            yield turn + 1, way
 
 
 def _add_rounds(row: Row, trainings: list[Training], eager: Training) -> None:

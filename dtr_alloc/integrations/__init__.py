@@ -4,6 +4,8 @@ Each opens a scope around the training, and logs by the trainer's own logger wha
 A scope is for the CPU: for a trainer on CUDA each raises a ValueError, which names the allocator.
 """
 
+from typing import Any
+
 import torch
 
 from dtr_alloc import Session, rematerialize
@@ -31,6 +33,9 @@ class Budgeted:
     def __init__(self, budget: Size | Share | None) -> None:
         self.budget = budget
         self.session: Session | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"session": None}  # Which is this process's, and this callback's.
 
     def _open(self, device: torch.device) -> None:
         self._close()  # Of a training that raised.

@@ -30,5 +30,9 @@ class BudgetCallback(Budgeted, TrainerCallback):
         logs |= figures
         state.log_history[-1] |= figures
 
+    def on_evaluate(self, *_: Any, metrics: Any, **kwargs: Any) -> None:
+        for name in logged(self.session):  # `evaluate` returns what was logged.
+            metrics.pop(name, None)
+
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         self._close()

@@ -73,7 +73,8 @@ def backend(
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-    config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    named = {name.replace("-", "_"): value for name, value in (options or {}).items()}  # As torch.
+    config = {**(torch._inductor.list_mode_options(mode) if mode else {}), **named}
     own = config.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
     given = torch._functorch.config.activation_memory_budget
     free = _BUDGET not in config and given == 1 and own is None

@@ -86,5 +86,4 @@ def _watch_registrations(undo: Undo) -> None:
         if (dispatch_key or self.dispatch_key) == "Fake":
             _core.take_key()
 
-    undo.callback(setattr, library, "impl", register)
-    library.impl = impl
+    undo.replace(library, "impl", impl)

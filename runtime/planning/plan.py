@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -15,7 +15,15 @@ import torch
 
 from dtr_alloc.pool.size import LARGEST_BUDGET, parse_size
 from dtr_alloc.runtime.adapters import compiled_code
-from dtr_alloc.runtime.heuristic import DEFAULT, LIVE_PRESETS, Heuristic, name_of, resolve_live
+from dtr_alloc.runtime.heuristic import (
+    DEFAULT,
+    LIVE_PRESETS,
+    Heuristic,
+    insist_number,
+    insist_whole,
+    name_of,
+    resolve_live,
+)
 from dtr_alloc.runtime.planning.cost import rematerialization_ns
 from dtr_alloc.runtime.planning.forecast import Forecast, Prediction
 from dtr_alloc.runtime.planning.profile import (
@@ -136,7 +144,8 @@ def plan(
             "plan() opens scopes of its own, and one of rematerialize(), measure() or allocator() "
             "is open already; scopes do not nest: call plan() outside of it, or in another process"
         )
-    link = check(budgets or (), slowdown, steps, rounds, heuristic, within, link, swap_dir)
+    given = () if budgets is None else budgets
+    link = check(given, slowdown, steps, rounds, heuristic, within, link, swap_dir)
     eager: list[tuple[int, ...]] = []
     recorded: list[Recorded] = []
     saving_less: list[Recorded] = []
@@ -180,13 +189,16 @@ def check(
 ) -> Link | None:
     """Whether `plan` takes them. Returns the link, measured where that is asked for. Raises
     TypeError or ValueError where it does not, or OSError where the link cannot be measured."""
-    if isinstance(budgets, str):
+    if isinstance(budgets, str) or not isinstance(budgets, Collection):
         raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:
         parse_budget(budget)
     resolve_live(heuristic)
     if within is not None:
         parse_size(within, "within", LARGEST_BUDGET)
+    for name, count in (("steps", steps), ("rounds", rounds)):
+        insist_whole(name, count)
+    insist_number("slowdown", slowdown)
     if steps < 2:
         raise ValueError(f"steps is {steps}: the first warms up, so give 2 or more")
     if rounds < 1:

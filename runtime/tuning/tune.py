@@ -119,7 +119,10 @@ def cases(traces: Iterable[Traced], budgets: Iterable[Budget]) -> list[Case]:
     budgets = list(budgets)
     for budget in budgets:
         parse_budget(budget)
-    return [Case(one, budget) for one in map(Simulator, traces) for budget in budgets]
+    made = [Case(one, budget) for one in map(Simulator, traces) for budget in budgets]
+    for case in made:
+        case.simulator.check(case.budget)
+    return made
 
 
 def tune(
@@ -154,8 +157,9 @@ def tune(
         the mean logarithm of its overhead.
 
     Raises:
-        ValueError: `trials` is below 1, there are no traces or no budgets, or the study in the
-            storage was made for other traces or budgets; and of a trace or a budget, as `simulate`.
+        ValueError: `trials` is below 1, there are no traces or no budgets, the storage is a file
+            that is no journal or a database that cannot be used, or the study in it was made for
+            other traces or budgets; and of a trace or a budget, as `simulate`.
         ImportError: Optuna is not installed.
         TypeError, TraceError, OSError: of a trace or a budget, as `simulate` raises them.
 
@@ -244,10 +248,21 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     from optuna.storages import RDBStorage, journal
 
     if "://" in str(storage):
+        from optuna.exceptions import OptunaError
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import SQLAlchemyError
         from sqlalchemy.pool import NullPool
 
-        # A connection that is kept would be left open with the study.
-        return RDBStorage(str(storage), engine_kwargs={"poolclass": NullPool})
+        try:
+            shown = make_url(str(storage)).render_as_string(hide_password=True)
+        except (ValueError, SQLAlchemyError):  # Without the text, in which may be a password.
+            raise ValueError('storage is no URL: write it as "sqlite:///tune.db"') from None
+        try:
+            # A connection that is kept would be left open with the study.
+            return RDBStorage(str(storage), engine_kwargs={"poolclass": NullPool})
+        except (SQLAlchemyError, OptunaError) as error:
+            why = getattr(error, "orig", error)  # The driver's, in one line.
+            raise ValueError(f"storage {shown} cannot be used: {why}") from error
 
     path = Path(storage)
     if not path.parent.is_dir():
@@ -257,9 +272,23 @@ def _storage(storage: str | os.PathLike[str] | None) -> Any:
     # The kernel gives this lock up when its process dies. Optuna's own locks are files, which
     # outlive a kill by half a minute.
     lock = filelock.FileLock(path.with_name(path.name + ".lock"), poll_interval=0.002)
+    _insist_journal(path)
     with lock:
         _drop_unfinished_line(path)
     return journal.JournalStorage(journal.JournalFileBackend(str(path), cast(Any, lock)))
+
+
+def _insist_journal(path: Path) -> None:
+    """Raises ValueError where it is another file, which is to be left as it is. A process that was
+    killed may have written less than a journal's first bytes."""
+    first = b'{"op_code":'
+    if path.exists():
+        with open(path, "rb") as file:
+            if not first.startswith(file.read(len(first))):
+                raise ValueError(
+                    f"{path} is no journal of Optuna: name another file; a database is written "
+                    f"sqlite:///{path}"
+                )
 
 
 def _drop_unfinished_line(journal: Path) -> None:

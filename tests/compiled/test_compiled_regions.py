@@ -255,6 +255,18 @@ def test_what_stays_of_an_evicted_block_is_needed_when_it_was() -> None:
     assert session.stats().evictions > 0
 
 
+def test_an_options_name_may_have_dashes_as_torchs_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        compile_fx, "compile_fx", lambda *_, config_patches, **__: given.append(config_patches)
+    )
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    backend(graph, [torch.ones(1)], options={"max-autotune": True, "shape_padding": False})
+    assert given[0].items() >= {"max_autotune": True, "shape_padding": False}.items()
+
+
 def test_cuda_graphs_are_refused() -> None:
     graph = torch.fx.symbolic_trace(nn.Identity())
     for named, asked in (

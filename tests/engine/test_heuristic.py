@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import FrozenInstanceError, fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -132,6 +133,25 @@ def test_a_scope_takes_all_other_presets() -> None:
 def test_what_is_no_name_and_no_heuristic_is_refused(find: Any, value: Any) -> None:
     with pytest.raises(TypeError, match="is neither a name nor a Heuristic"):
         find(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"seed": np.int64(7)}, {"seed": 7}),
+        ({"cost_exp": np.float32(0.5)}, {"cost_exp": 0.5}),
+        ({"size_exp": Fraction(1, 3)}, {"size_exp": 1 / 3}),
+        ({"fragmentation": np.uint8(2)}, {"fragmentation": 2}),
+    ],
+)
+def test_a_number_of_any_kind_becomes_pythons(
+    given: dict[str, Any], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    heuristic, same = Heuristic(**given), Heuristic(**plain)
+    assert (repr(heuristic), hash(heuristic)) == (repr(same), hash(same))
+    assert heuristic == same
+    heuristic.save(tmp_path / "mine.json")
+    assert Heuristic.load(tmp_path / "mine.json") == same
 
 
 def test_a_file_that_is_no_heuristic_is_refused_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -55,6 +56,20 @@ def test_a_patch_that_begins_in_a_scope_and_ends_after_it_works_meanwhile() -> N
         torch.save(torch.ones(1), "/dev/null")  # By our function, which does nothing by now.
     finally:
         torch.save = own
+
+
+def test_a_library_that_watches_registrations_in_a_scope_goes_on_with_it() -> None:
+    watched: Any = torch.library.Library
+    own = watched.impl
+    try:
+        with dtr_alloc.rematerialize("1MiB"):
+            theirs = watched.impl = partial(watched.impl)
+        assert watched.impl is theirs
+    finally:
+        watched.impl = own
+    with dtr_alloc.rematerialize("1MiB"):
+        assert watched.impl is not own
+    assert watched.impl is own
 
 
 def test_a_function_of_ours_that_a_library_keeps_does_nothing_in_the_next_scope(

@@ -113,6 +113,14 @@ def test_a_pool_that_changes_results_without_evicting_is_a_failure() -> None:
     assert broken.failures() == ["gpt in the pool, nothing evicted: differs from eager in loss 0"]
 
 
+def test_budgets_within_a_percent_of_each_other_are_rows_of_their_own() -> None:
+    told: list[str] = []
+    result = compare("gpt", tiny_gpt, Plan((0.504, 0.5), steps=2, rounds=1), told.append)
+    assert [row.ratio for row in result.rows] == [None, 0.504, 0.5]
+    assert all(row.step_ms > 0 for row in result.rows)
+    assert told[-2:] == ["round 1, at 50.4%", "round 1, at 50%"]
+
+
 def test_a_budget_above_the_peak_need_not_evict() -> None:
     row = kept_row()
     row.budget_bytes, row.evictions = 41 * MIB, 0

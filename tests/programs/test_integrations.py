@@ -1,5 +1,7 @@
 """Trainers of other libraries within a budget: what they log, and what becomes of their scopes."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -79,6 +81,18 @@ def test_the_trainer_logs_what_the_budget_costs(tmp_path: Path) -> None:
     assert callback.session is not None
     assert history[-1]["dtr_alloc/peak_bytes"] == callback.session.stats().peak_bytes > 0
     assert dtr_alloc.current_session() is None
+
+
+def test_what_an_evaluation_gives_back_is_the_models_alone(tmp_path: Path) -> None:
+    needs("transformers", "accelerate")
+    from dtr_alloc.integrations.transformers import BudgetCallback
+
+    trains = trainer(tmp_path, BudgetCallback("64MiB"))
+    trains.eval_dataset = Texts()
+    untrained = trains.evaluate()
+    trains.train()
+    assert trains.evaluate().keys() == untrained.keys()  # Searches look for the best of them.
+    assert trains.state.log_history[-1].keys() >= {"eval_runtime", *NAMES}
 
 
 def test_a_training_that_raised_makes_way_for_the_next(tmp_path: Path) -> None:
@@ -217,6 +231,17 @@ def test_a_budget_is_what_a_scope_takes() -> None:
 
     for opens in (Budgeted.__init__, budget):
         assert signature(opens).parameters["budget"].annotation == Size | Share | None
+
+
+def test_a_copy_of_a_callback_has_the_budget_and_no_session() -> None:
+    from dtr_alloc.integrations import Budgeted
+
+    callback = Budgeted("64MiB")
+    callback._open(torch.device("cpu"))
+    for copied in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        assert (copied.budget, copied.session) == ("64MiB", None)
+        copied._close()
+    assert dtr_alloc.current_session() is callback.session
 
 
 def test_a_trainer_on_cuda_is_told_of_the_allocator() -> None:

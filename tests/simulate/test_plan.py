@@ -422,3 +422,25 @@ def test_a_number_out_of_its_range_is_refused_before_anything_runs(
 
     with pytest.raises(ValueError, match=message):
         dtr_alloc.plan(make, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": "4"}, "steps is '4'; it must be a whole number"),
+        ({"steps": 4.0}, "steps is 4.0; it must be a whole number"),
+        ({"rounds": 2.0}, "rounds is 2.0; it must be a whole number"),
+        ({"slowdown": "1.2"}, "slowdown is '1.2'; it must be a number"),
+        ({"budgets": 0.6}, "budgets is 0.6, and a plan takes several: give a list"),
+        ({"budgets": 0}, "budgets is 0, and a plan takes several: give a list"),
+        ({"budgets": "60%"}, "budgets is '60%', and a plan takes several: give a list"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_before_anything_runs(
+    wrong: dict[str, object], message: str
+) -> None:
+    def make() -> Callable[[], None]:
+        raise AssertionError("ran")
+
+    with pytest.raises(TypeError, match=message):
+        dtr_alloc.plan(make, **wrong)  # type: ignore[arg-type]

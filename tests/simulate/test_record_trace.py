@@ -328,6 +328,16 @@ def test_a_script_is_traced_with_its_arguments_and_exit_code(tmp_path: Path) -> 
     assert called_in(log) == ["aten::ones", "aten::exp"]
 
 
+@pytest.mark.parametrize("away", ["sys.stderr.close()", "del sys.stderr", "os.close(2)"])
+def test_a_script_that_closes_stderr_keeps_its_exit_code(tmp_path: Path, away: str) -> None:
+    path, log = script(
+        tmp_path, f"import os, sys, torch\ntorch.ones(1000).exp()\n{away}\nsys.exit(3)\n"
+    )
+    done = command(path, log)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert called_in(log) == ["aten::ones", "aten::exp"]
+
+
 def test_a_script_that_fails_leaves_a_log_of_what_it_did(tmp_path: Path) -> None:
     text = "import torch\nx = torch.ones(1000).exp()\nraise ValueError('no more')\n"
     path, log = script(tmp_path, text)

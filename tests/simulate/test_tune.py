@@ -223,6 +223,37 @@ def test_a_line_that_was_never_finished_is_dropped(logs: list[str], tmp_path: Pa
     assert len(finished(storage)) == 7
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"precious, with no newline",
+        b'{"op_codes":1}\n{"op',
+        b"SQLite format 3\0\n\0",
+        b"\x1f\x8b\n8",
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
+    text: bytes, logs: list[str], tmp_path: Path
+) -> None:
+    storage = tmp_path / "mine"
+    storage.write_bytes(text)
+    files = {*tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=rf"no journal of Optuna.* sqlite:///{storage}$"):
+        tune(logs, BUDGET, 1, storage)
+    assert storage.read_bytes() == text
+    assert {*tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("text", [b"", b'{"op', b'{"op_code":', b'{"op_code":0,"wor'])
+def test_a_journal_that_was_hardly_begun_is_gone_on_with(
+    text: bytes, logs: list[str], tmp_path: Path
+) -> None:
+    storage = tmp_path / "study"
+    storage.write_bytes(text)
+    tune(logs, BUDGET, 1, storage)
+    assert len(finished(storage)) == 1
+
+
 def test_a_process_id_that_was_given_anew_is_another_process() -> None:
     assert tuning._started(os.getpid()) == tuning._started(os.getpid()) > 0
     assert tuning._started(2**22 + 1) == 0  # Beyond the greatest id.
@@ -244,6 +275,37 @@ def test_bad_arguments_are_refused_before_anything_runs(logs: list[str], tmp_pat
         tune(logs, [-1.0])
     with pytest.raises(FileNotFoundError, match="there is no folder for"):
         tune(logs, BUDGET, 1, tmp_path / "absent" / "study")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:////none/t.db", "sqlite:////none/t.db cannot be used: unable to open database"),
+        ("foo://me:mine@host/db", r"foo://me:\*\*\*@host/db cannot be used: Can't load plugin"),
+        ("sqlite://", "sqlite:// cannot be used: An exception is raised"),
+        ("me:mine@host://db", 'storage is no URL: write it as "sqlite:///tune.db"'),
+        ("foo://me:mine@host:port/db", 'storage is no URL: write it as "sqlite:///tune.db"'),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(
+    url: str, message: str, logs: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        tune(logs, BUDGET, 1, url)
+    assert "mine" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trace_to_hold_out_that_cannot_be_replayed_is_refused_before_the_search(
+    logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("searched"))
+    log = tmp_path / "released.log"
+    load(log, call("", "t1", 10, 512), release("t1"), call("t1", "t2", 10, 512))
+    arguments = ["tune", logs[0], "--budget", BUDGET, "--trials", "2", "--holdout", str(log)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "released.log reads a tensor that was released" in done.stderr
 
 
 def test_without_optuna_the_error_says_what_to_install(
