@@ -18,6 +18,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,9 @@ class Recorded:
     def join(self) -> None:
         _core.record_this_thread(True)
 
-    def part(self) -> None:
-        _core.record_this_thread(False)
+    def part(self, here: bool) -> None:
+        if here:
+            _core.record_this_thread(False)
 
 
 class OpenScope(ABC):
@@ -62,7 +64,7 @@ class OpenScope(ABC):
         self._told = False
         # No lock: what an exception of a signal's handler left locked would stay so.
         self._dismissed: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._joined: dict[object, str] = {}  # The threads' names, by what `admit` was given.
+        self._joined: dict[object, threading.Thread] = {}  # By what `admit` was given.
         self._admits = True
 
     @abstractmethod
@@ -107,7 +109,7 @@ class OpenScope(ABC):
         the scope admits none any more. Raises RuntimeError where it is in a scope already."""
         if _core.is_member():
             raise RuntimeError("this thread belongs to a dtr_alloc scope already")
-        self._joined[who] = threading.current_thread().name
+        self._joined[who] = threading.current_thread()
         return self._admits
 
     def dismiss(self, who: object) -> None:
@@ -116,21 +118,21 @@ class OpenScope(ABC):
         self._dismissed.put(None)
 
     def wait_for_threads(self) -> None:
-        """Returns when all threads are dismissed, and admits none from then on. Where that takes
-        long, the log tells for whom it waits, and which exception is on its way."""
-        patience: float | None = _PATIENCE
+        """Returns when all threads are dismissed or have ended, and admits none from then on. Where
+        that takes long, the log tells for whom it waits, and which exception is on its way."""
+        begun, told = time.monotonic(), False
         body = sys.exc_info()[1]
-        while self.refuse_threads():
-            try:
-                self._dismissed.get(timeout=patience)
-            except queue.Empty:
-                patience = None
+        while names := self.refuse_threads():
+            if not told and time.monotonic() - begun >= _PATIENCE:
+                told = True
                 raised = "" if body is None else f"; the body of the scope has raised {body!r}"
                 _log.warning(
                     "a scope ends, and waits for threads that joined it by join_scope(): %s%s",
-                    self._names(),
+                    names,
                     raised,
                 )
+            with contextlib.suppress(queue.Empty):  # A thread may end without a word.
+                self._dismissed.get(timeout=min(_PATIENCE, 1.0))
 
     def refuse_threads(self) -> str:
         """Admits no thread any more; or names those that have joined, if any, and goes on."""
@@ -146,7 +148,7 @@ class OpenScope(ABC):
         self._admits = True
 
     def _names(self) -> str:
-        return ", ".join(list(self._joined.values()))
+        return ", ".join(one.name for one in list(self._joined.values()) if one.is_alive())
 
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -282,12 +283,15 @@ def join_scope() -> Once:
 
 
 class _Joining(AbstractContextManager[None]):
-    """From when this thread joins to when it parts. `__exit__` may be called repeatedly."""
+    """From when this thread joins to when it parts, or when another does that after its end.
+    `__exit__` may be called repeatedly."""
 
+    _thread: threading.Thread | None = None
     _opened: OpenScope | None = None
     _member: _core.Member | current.Recorded | None = None
 
     def __enter__(self) -> None:
+        self._thread = threading.current_thread()
         self._opened = current.scope()
         if self._opened is None or not self._opened.admit(self):
             raise RuntimeError(
@@ -298,9 +302,16 @@ class _Joining(AbstractContextManager[None]):
         self._member.join()
 
     def __exit__(self, *_: object) -> None:
+        here = threading.current_thread() is self._thread
+        if self._thread and self._thread.is_alive() and not here:
+            raise RuntimeError(
+                f"the thread {self._thread.name} has called join_scope(), and may still compute in "
+                "the scope: leave it there"
+            )
         if self._member is not None:
-            self._member.part()
-            _core.set_in_optimizer(False)
+            self._member.part(here)
+            if here:
+                _core.set_in_optimizer(False)
         if self._opened is not None:
             self._opened.dismiss(self)
 

@@ -203,18 +203,56 @@ def test_a_scope_that_waits_for_its_threads_says_for_whom(
     ]
 
 
-def test_a_thread_may_leave_the_scope_by_another_threads_hand() -> None:
-    """As a generator does that one thread begins and another closes."""
+def joins() -> Generator[None, None, None]:
+    with dtr_alloc.join_scope():
+        yield
 
-    def joins() -> Generator[None, None, None]:
-        with dtr_alloc.join_scope():
-            yield
 
+def test_another_thread_leaves_for_one_that_has_ended_and_stays_in_the_scope() -> None:
+    """As where one thread begins a generator, and another closes it."""
     work = joins()
-    with scope("1MiB"):
+    with scope("1MiB") as session:
         in_threads(lambda: next(work), join=False)
         work.close()
-        _core.record_this_thread(True)  # Which that has ended here.
+        chain(64)
+        assert session.stats().evictions > 0
+        with dtr_alloc.record_trace():  # Which is of one thread.
+            pass
+
+
+def test_nobody_leaves_for_a_thread_that_may_still_compute() -> None:
+    joining, joined, over = dtr_alloc.join_scope(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        joining.__enter__()
+        joined.set()
+        over.wait()
+
+    thread = threading.Thread(target=work, name="worker")
+    with scope("1MiB"):
+        thread.start()
+        joined.wait()
+        with pytest.raises(RuntimeError, match=r"the thread worker has called join_scope\(\)"):
+            joining.__exit__(None, None, None)
+        over.set()
+        thread.join()
+        joining.__exit__(None, None, None)
+
+
+def test_a_scope_waits_for_no_thread_that_has_ended_without_leaving_it() -> None:
+    joined = [joins() for _ in range(2)]
+    with scope("1MiB"):
+        in_threads(*[lambda work=work: next(work) for work in joined], join=False)
+    with scope("1MiB"):
+        pass
+
+
+def test_a_scope_whose_thread_has_ended_is_closed_by_another() -> None:
+    opened: list[dtr_alloc.Session] = []
+    scope = dtr_alloc.rematerialize("1MiB")
+    in_threads(lambda: opened.append(scope.__enter__()), join=False)
+    opened[0].close()
+    assert dtr_alloc.current_session() is None
 
 
 def test_cycles_with_evicted_tensors_are_collected() -> None:

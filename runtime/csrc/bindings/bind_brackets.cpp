@@ -125,10 +125,10 @@ void bind_brackets(py::module_& m) {
           Open())
       .def(
           "part",
-          [](Member& self) {
-            if (std::exchange(self.joined, false)) self.session.scope().part();
+          [](Member& self, bool here) {
+            if (std::exchange(self.joined, false)) self.session.scope().part(here);
           },
-          Open());
+          py::arg("here"), Open());
 
   py::class_<Loan>(m, "Loan")
       .def(py::init([](Session& session) { return Loan{session}; }), py::keep_alive<1, 2>())

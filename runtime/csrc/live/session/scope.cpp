@@ -116,8 +116,8 @@ void Scope::join() {
 }
 
 // In a forked child another thread, which is not there, may have the turn.
-void Scope::part() {
-  record_this_thread(false);
+void Scope::part(bool here) {
+  if (here) record_this_thread(false);
   if (active() != &session_) return;
   Turn turn(session_.locks());
   --joined_;

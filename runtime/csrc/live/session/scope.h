@@ -30,7 +30,7 @@ class Scope {
   void claim();  // Becomes the active scope. Throws c10::Error if another scope is.
   void enter();  // Calls claim(), and records this thread's operators.
   void join();   // Records this thread's operators, too. Throws if a trace is recorded.
-  void part();
+  void part(bool here);  // `here`: whether in the thread that joined. Else that has ended.
   // When the scope ended, `spilled` bytes became ordinary memory, since they did not fit the
   // budget. Meanwhile live bytes exceeded the budget by up to `beyond`.
   struct Left {
