@@ -27,9 +27,9 @@ class Scope {
 
   static Session* active() { return active_.load(std::memory_order_acquire); }  // Or null.
 
-  void claim();  // Becomes the active scope. Throws c10::Error if another scope is.
-  void enter();  // Calls claim(), and records this thread's operators.
-  void join();   // Records this thread's operators, too. Throws if a trace is recorded.
+  void claim();          // Becomes the active scope. Throws c10::Error if another scope is.
+  void enter();          // Calls claim(), and records this thread's operators.
+  void join();           // Records this thread's operators, too. Throws if a trace is recorded.
   void part(bool here);  // `here`: whether in the thread that joined. Else that has ended.
   // When the scope ended, `spilled` bytes became ordinary memory, since they did not fit the
   // budget. Meanwhile live bytes exceeded the budget by up to `beyond`.
