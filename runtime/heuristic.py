@@ -163,9 +163,12 @@ class Heuristic:
         for parameter in USER_PARAMETERS:
             value = getattr(self, parameter.name)
             _check(parameter, value)
-            if parameter.role not in ("name", "switch"):  # NumPy's, or a fraction: JSON has none.
-                plain = int if isinstance(value, numbers.Integral) else float
+            if type(value) in (str, bool, int, float):
+                continue
+            if isinstance(value, numbers.Real):  # NumPy's, or a fraction: JSON has none.
+                plain: Any = int if isinstance(value, numbers.Integral) else float
                 object.__setattr__(self, parameter.name, plain(value))
+                _check(parameter, plain(value))  # It may have been rounded to 0.
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON: what differs from ``Heuristic()``.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -144,8 +144,16 @@ def plan(
             "plan() opens scopes of its own, and one of rematerialize(), measure() or allocator() "
             "is open already; scopes do not nest: call plan() outside of it, or in another process"
         )
-    given = () if budgets is None else budgets
-    link = check(given, slowdown, steps, rounds, heuristic, within, link, swap_dir)
+    link = check(
+        () if budgets is None else budgets,
+        slowdown,
+        steps,
+        rounds,
+        heuristic,
+        within,
+        link,
+        swap_dir,
+    )
     eager: list[tuple[int, ...]] = []
     recorded: list[Recorded] = []
     saving_less: list[Recorded] = []
@@ -189,7 +197,7 @@ def check(
 ) -> Link | None:
     """Whether `plan` takes them. Returns the link, measured where that is asked for. Raises
     TypeError or ValueError where it does not, or OSError where the link cannot be measured."""
-    if isinstance(budgets, str) or not isinstance(budgets, Collection):
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Sequence):
         raise TypeError(f"budgets is {budgets!r}, and a plan takes several: give a list")
     for budget in budgets:
         parse_budget(budget)

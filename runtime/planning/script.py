@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,15 +34,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-import dtr_alloc
 from dtr_alloc.pool.size import short_size
 from dtr_alloc.runtime.adapters import compiled_code
-from dtr_alloc.runtime.adapters.undo import Undo
 from dtr_alloc.runtime.planning.profile import TRIED_SHARE, Profile, Recorded, shares, warn_of_trial
 from dtr_alloc.runtime.scope import cuda_allocator
 from dtr_alloc.runtime.scope.out_of_memory import needed
 from dtr_alloc.runtime.scope.record import Recording, recorded
-from dtr_alloc.runtime.scope.run_script import Elsewhere, run_script, scopes_of_scripts
+from dtr_alloc.runtime.scope.run_script import (
+    Elsewhere,
+    run_script,
+    scopes_of_scripts,
+    session_of_scripts,
+)
 from dtr_alloc.runtime.scope.scope import measure, rematerialize
 from dtr_alloc.runtime.scope.session import Session
 from dtr_alloc.runtime.scope.session_stats import SessionStats
@@ -120,16 +123,17 @@ main()
 
 def _run(script: str, args: Sequence[str], options: dict[str, Any], out: Path) -> dict[str, Any]:
     out.unlink(missing_ok=True)
-    told = out.with_name("told.txt")  # A pipe stays open as long as any process of the script.
-    with open(told, "wb") as file:
+    with tempfile.TemporaryFile() as told:  # A pipe lasts as long as any process of the script.
         code = subprocess.call(
             [sys.executable, "-c", _START, str(out), json.dumps(options), script, *args],
-            stdout=file,
+            stdout=told,
             stderr=subprocess.STDOUT,
             env=os.environ | {"DTR_ALLOC_PLANNING": "1"},
         )
+        told.seek(0)
+        words = b"" if out.exists() else told.read()
     if not out.exists():
-        last = "\n".join(told.read_text(errors="replace").splitlines()[-12:])
+        last = "\n".join(words.decode(errors="replace").splitlines()[-12:])
         raise ScriptError(f"{script} exited with {code} in its first steps:\n{last}")
     row: dict[str, Any] = json.loads(out.read_text())
     if row.get("problem"):
@@ -229,8 +233,7 @@ def _train(script: str, args: list[str], options: dict[str, Any]) -> dict[str, A
         if log is None:
             with measure() as closed:
                 pass
-            with watch(None), closing(Undo()) as undo:
-                undo.replace(dtr_alloc, "current_session", lambda: closed)
+            with watch(None), session_of_scripts(closed):
                 yield closed  # It counts nothing: this is plain torch.
             return
         opened = _on_cuda(within) if on_cuda else rematerialize(within, recordable=recordable)

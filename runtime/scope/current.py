@@ -120,6 +120,8 @@ class OpenScope(ABC):
     def wait_for_threads(self) -> None:
         """Returns when all threads are dismissed or have ended, and admits none from then on. Where
         that takes long, the log tells for whom it waits, and which exception is on its way."""
+        if any(one.ident == threading.get_ident() for one in list(self._joined.values())):
+            raise RuntimeError("this thread has joined the scope: leave join_scope() first")
         begun, told = time.monotonic(), False
         body = sys.exc_info()[1]
         while names := self.refuse_threads():
@@ -148,7 +150,8 @@ class OpenScope(ABC):
         self._admits = True
 
     def _names(self) -> str:
-        return ", ".join(one.name for one in list(self._joined.values()) if one.is_alive())
+        alive = [one.name for one in list(self._joined.values()) if one.is_alive()]
+        return ", ".join(name or "one without a name" for name in alive)
 
     def abandon_in_child(self) -> None:
         """After a fork: the scope and its other threads are the parent's."""

@@ -94,6 +94,14 @@ def scopes_of_scripts(
         yield
 
 
+@contextmanager
+def session_of_scripts(session: Session) -> Iterator[None]:
+    """In the body, outside of a scope, `dtr_alloc.current_session` is this one."""
+    with closing(Undo()) as undo:
+        undo.replace(dtr_alloc, "current_session", lambda: session)
+        yield
+
+
 def _as_before(argv: list[str], path: list[str], main: types.ModuleType) -> None:
     sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
 

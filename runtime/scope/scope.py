@@ -302,10 +302,12 @@ class _Joining(AbstractContextManager[None]):
         self._member.join()
 
     def __exit__(self, *_: object) -> None:
-        here = threading.current_thread() is self._thread
-        if self._thread and self._thread.is_alive() and not here:
+        thread = self._thread
+        alive = thread is not None and thread.is_alive()
+        here = alive and thread is not None and thread.ident == threading.get_ident()
+        if thread and alive and not here:
             raise RuntimeError(
-                f"the thread {self._thread.name} has called join_scope(), and may still compute in "
+                f"the thread {thread.name} has called join_scope(), and may still compute in "
                 "the scope: leave it there"
             )
         if self._member is not None:

@@ -59,8 +59,8 @@ class Once(_core.Bracket):
 
     def _begin(self) -> Any:
         self._opening = self._make()
-        here = threading.current_thread()
-        self._dropped = weakref.finalize(self, _leave_dropped, self._opening, here)
+        thread = weakref.ref(threading.current_thread())  # From which the program may reach this.
+        self._dropped = weakref.finalize(self, _leave_dropped, self._opening, thread)
         self._dropped.atexit = False
         _open.add(self._dropped)
         return self._opening.__enter__()
@@ -123,7 +123,7 @@ class Scope(Once):
                 "this scope is one of dtr-alloc run, and ends with the process: to close it, open "
                 "one in the program and run that by python"
             )
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
+        if threading.get_ident() != self._thread.ident and self._thread.is_alive():
             raise RuntimeError(
                 "another thread has opened this scope, and its operators would go on to be "
                 "recorded: call session.close() in the thread that opened it"
@@ -151,10 +151,12 @@ class Scope(Once):
         return super().__call__(function)
 
 
-def _leave_dropped(opening: AbstractContextManager[Any], thread: threading.Thread) -> None:
+def _leave_dropped(
+    opening: AbstractContextManager[Any], thread: weakref.ref[threading.Thread]
+) -> None:
     """The program has let go of what is open. The collector may run anywhere, also within an
     operator, which uses the session to its end."""
-    if _core.in_operator() or threading.current_thread() is not thread:
+    if _core.in_operator() or threading.current_thread() is not thread():
         current.keep_forever(opening)
     opening.__exit__(GeneratorExit, GeneratorExit(), None)
 

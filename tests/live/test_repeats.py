@@ -145,6 +145,12 @@ def test_debug_mode_allows_a_buffer_that_is_filled_part_by_part() -> None:
         assert torch.equal(filled, x.exp())
 
 
+def test_debug_mode_compares_what_fills_a_new_buffer() -> None:
+    with dtr_alloc.rematerialize("64MiB", debug=True) as session:
+        torch.empty(300_000).normal_()
+        assert session._core.stats().verified == 1
+
+
 def test_debug_mode_runs_torchs_operators_twice_too() -> None:
     with dtr_alloc.rematerialize("256MiB", debug=True) as session:
         x = torch.ones(1000)

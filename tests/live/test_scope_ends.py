@@ -251,7 +251,24 @@ def test_a_scope_whose_thread_has_ended_is_closed_by_another() -> None:
     opened: list[dtr_alloc.Session] = []
     scope = dtr_alloc.rematerialize("1MiB")
     in_threads(lambda: opened.append(scope.__enter__()), join=False)
+    with dtr_alloc.join_scope(), pytest.raises(RuntimeError, match="leave join_scope"):
+        opened[0].close()
     opened[0].close()
+    assert dtr_alloc.current_session() is None
+
+
+class Opener(threading.Thread):
+    def run(self) -> None:
+        self.session = dtr_alloc.rematerialize("1MiB").__enter__()
+
+
+def test_a_scope_ends_that_only_its_ended_thread_leads_to() -> None:
+    opener = Opener()
+    opener.start()
+    opener.join()
+    assert dtr_alloc.current_session() is not None
+    del opener
+    gc.collect()
     assert dtr_alloc.current_session() is None
 
 

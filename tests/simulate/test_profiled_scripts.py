@@ -28,7 +28,7 @@ def test_a_process_that_a_script_leaves_behind_is_not_waited_for(tmp_path: Path)
     made = profile(
         tmp_path,
         "import subprocess\n"
-        "left = subprocess.Popen(['sleep', '60'])\n"
+        "left = subprocess.Popen(['sleep', '600'])\n"
         f"with open({str(tmp_path / 'left')!r}, 'a') as file:\n"
         "    file.write(f'{left.pid} ')\n"
         "step()\n"

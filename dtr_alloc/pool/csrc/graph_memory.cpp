@@ -98,10 +98,10 @@ bool GraphMemory::keep(Block* block) {
   return true;
 }
 
-void GraphMemory::share(Block* block) {
+void GraphMemory::share(Block* block, Stream stream) {
   const MutexLock lock(mutex_);
   const auto at = blocks_.find(block);
-  if (at != blocks_.end()) at->second.shared = true;
+  if (at != blocks_.end() && at->second.stream != stream) at->second.shared = true;
 }
 
 std::vector<const Block*> GraphMemory::live(Id id) const {

@@ -49,10 +49,10 @@ class GraphMemory {
   Block* take(Bytes size, Stream stream);
   void adopt(Block* block, Stream stream);  // Keeps track of a new block if its stream is routed.
   bool keep(Block* block);  // Call it when the program frees a block: true if the block waits here.
-  // Notes that other streams use the block. After its free, the block serves no request until the
-  // private pool's last use ends: we cannot query events in a capture, and so cannot learn when
-  // those streams are done.
-  void share(Block* block);
+  // Notes that `stream` uses the block, too. If the block is another stream's, it serves no request
+  // after its free until the private pool's last use ends: we cannot query events in a capture, and
+  // so cannot learn when `stream` is done.
+  void share(Block* block, Stream stream);
   std::vector<const Block*> live(Id id) const;
 
  private:

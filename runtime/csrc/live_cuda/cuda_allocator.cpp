@@ -115,8 +115,9 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
   DeviceMemory* memory = DeviceMemory::owner_of(data.get());
   Block* block = memory ? memory->pool.find(data.get()) : nullptr;
   if (!block) return;
-  memory->pool.record_stream(block, named(stream.stream()));
-  memory->graphs.share(block);
+  const Stream user = named(stream.stream());
+  memory->pool.record_stream(block, user);
+  memory->graphs.share(block, user);
 }
 
 caching::SnapshotInfo CudaAllocator::snapshot(MempoolId id, bool) {
