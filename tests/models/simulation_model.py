@@ -166,7 +166,7 @@ class SimulationModel:
         self.memory += sum(self.size[result] for result in self.results[op])
         self.peak_bytes = max(self.peak_bytes, self.memory)
         self.memory -= sum(self.size[result] for result in duplicates)
-        back = []
+        back, views = [], []
         for result in [*(r for r in self.results[op] if r != tensor), tensor]:
             if self.defined[result]:
                 continue
@@ -178,6 +178,8 @@ class SimulationModel:
                 self.times_made[storage] += 1
                 self.pool.append(storage)
                 back.append(storage)
+            else:
+                views.append(storage)  # It rests on the view's arguments, too.
         self.total_compute += self.cost[op]
         if again:
             self.remat += self.cost[op]
@@ -188,7 +190,7 @@ class SimulationModel:
             node.root().value -= self.own_cost(storage)
             self.node[storage] = None
         if self.scores_regions:
-            self.rebuild_regions(back)
+            self.rebuild_regions(back + views)
 
     def make_room(self, size: int) -> None:
         while self.memory + size > self.budget:
