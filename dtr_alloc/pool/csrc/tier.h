@@ -49,7 +49,7 @@ class Tier {
   virtual bool runs_beside() const { return false; }
   // Marks the end of the stream's work so far. Does nothing if the pool knows several streams.
   virtual void mark(Stream, Nanos /*now*/) {}
-  // Makes all later work wait for the copies of write(): then it may overwrite the bytes copied.
+  // Makes all later work wait for write()'s copies, so that it may overwrite what they read.
   virtual void let_overwrite() {}
 
   virtual Bytes capacity() const = 0;

@@ -65,7 +65,7 @@ class GuestMemory final : public Memory {
 
   at::Allocator& allocator_;
   std::atomic<Bytes> limit_;
-  // All of these but failures_ are written with the table's mutex held.
+  // The members below, except failures_, are written with the table's mutex held.
   std::atomic<Bytes> live_ = 0;
   Bytes peak_ = 0, allocated_ = 0;
   std::int64_t allocations_ = 0, frees_ = 0, peak_blocks_ = 0;
