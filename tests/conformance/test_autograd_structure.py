@@ -118,7 +118,7 @@ PACKINGS: dict[str, Callable[[], Any]] = {
 @exact
 def test_saved_tensors_that_are_packed(packing: str) -> Iterator[Tensor]:
     model = deep()
-    x = torch.randn(16, 32, requires_grad=True)
+    x = torch.randn(64, 32, requires_grad=True)
     with PACKINGS[packing]():
         out = model(x).exp()
         if packing == "mutation":
