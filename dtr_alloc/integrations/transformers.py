@@ -31,7 +31,9 @@ class BudgetCallback(Budgeted, TrainerCallback):
         state.log_history[-1] |= figures
 
     def on_evaluate(self, *_: Any, metrics: Any, **kwargs: Any) -> None:
-        for name in logged(self.session):  # `evaluate` returns what was logged.
+        # In transformers 5, `evaluate` returns the dict that `on_log` was given, and searches for
+        # hyperparameters optimise the sum of what is in it.
+        for name in logged(self.session):
             metrics.pop(name, None)
 
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:

@@ -265,7 +265,7 @@ def join_scope() -> Once:
 
     Raises:
         RuntimeError: no scope is open, or this thread belongs to one already, or a trace of the
-            scope is being recorded.
+            scope is being recorded; and in another thread that leaves it while this one lives.
 
     Example:
         >>> import threading, torch
@@ -303,9 +303,10 @@ class _Joining(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         thread = self._thread
-        alive = thread is not None and thread.is_alive()
-        here = alive and thread is not None and thread.ident == threading.get_ident()
-        if thread and alive and not here:
+        if thread is None:
+            return
+        here = thread.is_alive() and thread.ident == threading.get_ident()
+        if thread.is_alive() and not here:
             raise RuntimeError(
                 f"the thread {thread.name} has called join_scope(), and may still compute in "
                 "the scope: leave it there"
